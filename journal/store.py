@@ -1,0 +1,237 @@
+"""What every store promises. No SQL and no psycopg here; `tests/conformance` holds each store to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Protocol
+from uuid import UUID
+
+from msgspec import Struct
+
+from .envelope import Event, NewEvent
+
+
+class ThreadState(StrEnum):
+    """Where a thread stands; set by each append, so that listing threads reads no event."""
+
+    IDLE = "idle"
+    RUNNING = "running"
+    WAITING = "waiting"
+    PARKED = "parked"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class Outcome(StrEnum):
+    """What became of an append."""
+
+    APPENDED = "appended"
+    DUPLICATE = "duplicate"
+    """These very events are already there: an earlier answer was lost."""
+    FENCED = "fenced"
+    """The fence is not current: another worker owns the thread."""
+    CONFLICT = "conflict"
+    """The fence is current and the head is another: a programming error, or a rewound log."""
+    MISSING = "missing"
+    """No such thread."""
+
+
+class Append(Struct, frozen=True, kw_only=True):
+    """
+    One batch for one thread; sent again unchanged after any ambiguous failure.
+
+    Args:
+        thread: Thread id.
+        expected: Seq of the thread's head before this batch.
+        expected_hash: Hash of that head; the append is a compare-and-set on the whole history.
+        fence: The tenure that writes.
+        events: At least one event, in order; they get the seqs after *expected*.
+        hashes: Their chain hashes, computed by the writer and recomputed by every reader.
+        ttl_s: The lease is renewed for this long.
+        state: The thread's state from now on.
+        wake_at_us: When a waiting thread wants to be resumed, microseconds since the epoch.
+        consumed: Inbox ids taken by this batch, in the same transaction.
+    """
+
+    thread: str
+    expected: int
+    expected_hash: bytes
+    fence: int
+    events: tuple[NewEvent, ...]
+    hashes: tuple[bytes, ...]
+    ttl_s: float
+    state: ThreadState = ThreadState.RUNNING
+    wake_at_us: int | None = None
+    consumed: tuple[int, ...] = ()
+
+
+class AppendResult(Struct, frozen=True):
+    """Outcome of an append and the thread's head after it."""
+
+    outcome: Outcome
+    head: int
+
+
+class Lease(Struct, frozen=True, kw_only=True):
+    """The right to write a thread, as granted; also where its log stood at that moment."""
+
+    thread: str
+    holder: UUID
+    fence: int
+    head: int
+    head_hash: bytes
+    state: ThreadState
+    ttl_s: float
+
+
+class Busy(Struct, frozen=True):
+    """A live worker holds the thread."""
+
+    remaining_s: float
+
+
+class Release(StrEnum):
+    """Answer to giving a lease back."""
+
+    RELEASED = "released"
+    INBOX_PENDING = "inbox_pending"
+    """A message arrived that the holder has not seen; the lease is kept."""
+    FENCED = "fenced"
+
+
+class Message(Struct, frozen=True, kw_only=True):
+    """A message from outside to a thread, deduplicated by `(thread, key)`."""
+
+    id: int
+    """Grows within a thread in the order of arrival."""
+    thread: str
+    key: str
+    kind: str
+    body: bytes
+    sent_at: int
+    consumed_seq: int | None = None
+    """Head of the append that took it; None while it waits."""
+
+
+class Sent(Struct, frozen=True):
+    """Answer to a send: the message now stored under the key, and whether it is the one just sent."""
+
+    fresh: bool
+    message: Message
+
+
+class ThreadInfo(Struct, frozen=True, kw_only=True):
+    """One thread's row."""
+
+    thread: str
+    head: int
+    head_hash: bytes
+    fence: int
+    holder: UUID | None
+    lease_remaining_s: float | None
+    """By the database's clock; None when nobody holds the thread, not positive when the lease has run out."""
+    state: ThreadState
+    wake_at_us: int | None
+    created_at: int
+    updated_at: int
+    inbox_waiting: int
+
+
+class Cursor(Struct, frozen=True, order=True):
+    """A place in the cross-thread feed."""
+
+    xid: int = 0
+    thread: str = ""
+    seq: int = 0
+
+
+class Page(Struct, frozen=True):
+    """Events of the feed after a cursor, and the cursor to go on from."""
+
+    events: tuple[Event, ...]
+    cursor: Cursor
+
+
+class Store(Protocol):
+    """
+    A log of threads. Blocking, thread-safe; each method is one round trip and one transaction.
+
+    Any method raises `StoreUnavailable` when the server cannot be reached or the answer was lost
+    (for `append`, `append_many`, `acquire`, `send` and `release`, sending the same call again is safe and is
+    the only way to learn the outcome), and `StoreRefused` when the server is unfit.
+    """
+
+    @property
+    def identity(self) -> str:
+        """Which database this is; two stores with one identity hold the same threads."""
+
+    def create(self, thread: str) -> bool:
+        """Make *thread* if it is not there; True if it was made now."""
+
+    def info(self, thread: str) -> ThreadInfo:
+        """The thread's row. Raises `ThreadNotFound`."""
+
+    def threads(
+        self,
+        *,
+        after: tuple[int, str] | None = None,
+        limit: int = 100,
+        states: Sequence[ThreadState] | None = None,
+        attention: bool = False,
+    ) -> list[ThreadInfo]:
+        """
+        Threads, newest first, one keyset page.
+
+        Args:
+            after: `(created_at, thread)` of the last row of the page before.
+            limit: Rows at most.
+            states: Only these states.
+            attention: Only what needs somebody: parked, failed, waiting, or running without a live lease.
+        """
+
+    def acquire(self, thread: str, *, holder: UUID, ttl_s: float, steal: bool = False) -> Lease | Busy:
+        """
+        Take the thread if it is free, expired, or already *holder*'s; the fence grows unless it is.
+
+        Args:
+            thread: Thread id.
+            holder: Fresh for each attempt to take a thread, the same in its retries.
+            ttl_s: How long the lease holds by the database's clock.
+            steal: Take it from a live holder too.
+
+        Raises:
+            ThreadNotFound: Create it first.
+        """
+
+    def renew(self, thread: str, *, fence: int, ttl_s: float) -> bool:
+        """Renew the lease for *ttl_s* from now; False if the fence is not current."""
+
+    def append(self, append: Append) -> AppendResult:
+        """
+        Append a batch, or say why not.
+
+        Durable when the outcome is appended or duplicate. Safe to send again unchanged after any failure.
+        """
+
+    def append_many(self, appends: Sequence[Append]) -> list[AppendResult]:
+        """Append batches of different threads with one commit; each has its own outcome, in order."""
+
+    def release(self, thread: str, *, fence: int, seen: int) -> Release:
+        """Give the lease back, unless a message with an id above *seen* waits in the inbox."""
+
+    def read(self, thread: str, *, after: int = 0, upto: int | None = None, limit: int = 1000) -> list[Event]:
+        """Events with `after < seq <= upto` in seq order, *limit* at most. Empty for an unknown thread."""
+
+    def feed(self, after: Cursor, *, limit: int = 1000) -> Page:
+        """Events of all threads after *after*, each once, in seq order within a thread, none ever missed."""
+
+    def send(self, thread: str, *, key: str, kind: str, body: bytes) -> Sent:
+        """Put a message into the inbox; of several with one key the first stays. Raises `ThreadNotFound`."""
+
+    def inbox(self, thread: str, *, after: int = 0, consumed: bool = False) -> list[Message]:
+        """Messages that wait, in order of arrival; with *consumed* those already taken too."""
+
+    def close(self) -> None:
+        """Close connections; calls under way may fail with `StoreUnavailable`."""
