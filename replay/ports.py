@@ -1,0 +1,125 @@
+"""What the engine asks of the world: how a model is called and what a tool must tell about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+from msgspec import Struct
+
+InDoubt = Literal["park", "retry", "tell_model", "reconcile"]
+"""What a resume does with a call that has a recorded start and no recorded outcome."""
+
+
+class Usage(Struct, frozen=True, omit_defaults=True):
+    """Tokens and cost of one response; None where the provider did not say. Money in millionths of a dollar."""
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    cost_micro: int | None = None
+
+
+class ModelReply(Struct, frozen=True):
+    """
+    A complete model response in the form it is recorded: plain JSON values only.
+
+    `message` is the assistant message as a chat-completions dict with every field the provider sent
+    (content, tool_calls, reasoning, provider-specific fields): what the next request must carry.
+    """
+
+    message: dict[str, Any]
+    finish_reason: str | None = None
+    id: str | None = None
+    model: str | None = None
+    """The model that answered, which may differ from the one asked."""
+    usage: Usage = Usage()
+    extra: dict[str, Any] = {}
+    """Other fields of the response worth keeping."""
+
+
+class ModelClient(Protocol):
+    """Calls a model. The one place where tokens are paid for."""
+
+    async def respond(self, request: Mapping[str, Any]) -> ModelReply:
+        """
+        Ask once, without retrying.
+
+        Args:
+            request: `model`, `messages` and parameters as in chat completions; plain JSON values.
+
+        Raises:
+            ModelError: The call failed; its kind says whether asking again can help.
+        """
+
+
+class ToolContext(Protocol):
+    """What a running tool may ask about its own call."""
+
+    idempotency_key: str
+    """Unique to this call, the same in every attempt of it; send it to the service."""
+    attempt: int
+    """1, 2 ...: which start of this call is running."""
+    thread: str
+    call: str
+    deps: Any
+    """What the caller passed to `run(deps=...)`; never recorded."""
+    deadline_s: float
+    """Seconds this attempt has in all, counted from its start."""
+
+    def heartbeat(self) -> None:
+        """Tell that the tool is alive; restarts its idle time-out."""
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the run wants this call to stop."""
+
+
+class ToolSpec(Protocol):
+    """A tool as the engine sees it."""
+
+    @property
+    def name(self) -> str:
+        """Name the model calls and the log records."""
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether running it twice for one call does no harm (read-only or idempotent)."""
+
+    @property
+    def in_doubt(self) -> InDoubt:
+        """Policy for a call left in doubt."""
+
+    @property
+    def timeout_s(self) -> float:
+        """Total time one attempt may take."""
+
+    @property
+    def idle_timeout_s(self) -> float | None:
+        """Time between heartbeats, for tools that beat."""
+
+    @property
+    def retries(self) -> int:
+        """How many more attempts a failed repeatable call gets."""
+
+    def needs_approval(self, args: Mapping[str, Any]) -> bool:
+        """Whether a person must allow this call; a pure function of the arguments."""
+
+    def arguments(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Bind Python call arguments to the named arguments that are recorded. Raises `ToolError` if they do not fit."""
+
+    def restore(self, value: Any) -> Any:
+        """Give a decoded result the tool's declared return type."""
+
+    async def call(self, args: Mapping[str, Any], context: ToolContext) -> Any:
+        """
+        Run it once with recorded (plain) arguments; sync tools run in a thread of their own.
+
+        Raises:
+            ToolError: It failed and asserts that nothing happened.
+            BaseException: It failed and may have done something.
+        """
+
+    async def reconcile(self, args: Mapping[str, Any], context: ToolContext) -> Any:
+        """Ask the outside world about a call in doubt: `Happened`, `DidNotHappen` or `Unknown`."""
