@@ -100,7 +100,19 @@ class StoreError(RefoldError):
 
 
 class StoreUnavailable(StoreError):
-    """The server cannot be reached, or an answer was lost and the retries were too."""
+    """
+    The server cannot be reached, or an answer was lost and the retries were too.
+
+    Args:
+        message: What happened and what to do.
+        ambiguous: Whether the call may have been performed all the same; sending it again tells.
+        contended: Whether only this thread's row was in the way, and the server is well.
+    """
+
+    def __init__(self, message: str, *, ambiguous: bool = False, contended: bool = False) -> None:
+        super().__init__(message)
+        self.ambiguous = ambiguous
+        self.contended = contended
 
 
 class StoreRefused(StoreError):

@@ -1,0 +1,69 @@
+"""What is checked at the door, before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .envelope import (
+    BATCH_BYTES_MAX,
+    BATCH_EVENTS_MAX,
+    EVENT_BYTES_MAX,
+    KEY_BYTES_MAX,
+    KIND_BYTES_MAX,
+    NewEvent,
+)
+from .errors import LimitExceeded, UsageError
+
+VERSION_MAX = 32767
+
+
+def _check_name(what: str, text: str, bytes_max: int) -> None:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise LimitExceeded(f"{what} {text!r} is not valid Unicode") from None
+    if not 1 <= size <= bytes_max or "\0" in text:
+        raise LimitExceeded(
+            f"{what} is 1 to {bytes_max} bytes of UTF-8 without NUL; this one has {size}: {text[:40]!r}"
+        )
+
+
+def _check_body(where: str, body: bytes) -> None:
+    if len(body) > EVENT_BYTES_MAX:
+        raise LimitExceeded(
+            f"{where} has {len(body)} bytes, the limit is {EVENT_BYTES_MAX}; "
+            "keep large data outside the journal and record a reference to it"
+        )
+
+
+def check_batch(thread: str, expected: int, events: Sequence[NewEvent]) -> None:
+    """Raise `LimitExceeded` unless *events* can follow seq *expected* of *thread* in one append."""
+    if not events:
+        raise UsageError(f"an append to thread {thread!r} needs at least one event")
+    if len(events) > BATCH_EVENTS_MAX:
+        raise LimitExceeded(
+            f"an append to thread {thread!r} has {len(events)} events, the limit is {BATCH_EVENTS_MAX}; "
+            "append them in several batches"
+        )
+    total = 0
+    for seq, event in enumerate(events, expected + 1):
+        size = len(event.body)
+        if size > EVENT_BYTES_MAX:
+            _check_body(f"event {event.kind!r} at seq {seq} of thread {thread!r}", event.body)
+        if not event.kind.isascii() or not 1 <= len(event.kind) <= KIND_BYTES_MAX or "\0" in event.kind:
+            _check_name("an event kind", event.kind, KIND_BYTES_MAX)
+        if not 0 < event.version <= VERSION_MAX:
+            raise LimitExceeded(f"an event version is 1 to {VERSION_MAX}; {event.kind!r} has {event.version}")
+        total += size
+    if total > BATCH_BYTES_MAX:
+        raise LimitExceeded(
+            f"an append to thread {thread!r} has {total} bytes, the limit is {BATCH_BYTES_MAX}; "
+            "append it in several batches"
+        )
+
+
+def check_message(thread: str, key: str, kind: str, body: bytes) -> None:
+    """Raise `LimitExceeded` unless the message can be put into the inbox of *thread*."""
+    _check_name("a message key", key, KEY_BYTES_MAX)
+    _check_name("a message kind", kind, KIND_BYTES_MAX)
+    _check_body(f"the message {key!r} to thread {thread!r}", body)

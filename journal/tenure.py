@@ -1,0 +1,277 @@
+"""One holder's time with a thread: the only way to write its log."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+from .envelope import NewEvent, chain
+from .errors import Corrupt, LeaseLost, LogRewound, RefoldError, ThreadNotFound, UsageError
+from .limits import check_batch
+from .sources import Sources
+from .store import Append, AppendResult, Lease, Outcome, Release, ThreadState
+from .writer import Submits
+
+
+class Tenure:
+    """
+    The right to write one thread, from `Journal.acquire` to `release` or its loss.
+
+    Appends are performed by the journal's writer: no cancellation or end of the caller touches them.
+    The lease is renewed in the background until `release`, loss, or the time set by `overdue_after`.
+
+    Attributes:
+        thread: The thread's id.
+        fence: Number of this tenure; grows with each change of holder.
+        head: Seq of the newest event known to be durable.
+        head_hash: Its chain hash.
+        state: The thread's state as last recorded.
+        ttl_s: How long each renewal makes the lease last, seconds.
+    """
+
+    def __init__(
+        self,
+        lease: Lease,
+        *,
+        granted_s: float,
+        writer: Submits,
+        release: Callable[[str, int, int], Release],
+        sources: Sources,
+    ) -> None:
+        self.thread = lease.thread
+        self.fence = lease.fence
+        self.head = lease.head
+        self.head_hash = lease.head_hash
+        self.state = lease.state
+        self.ttl_s = lease.ttl_s
+        self._writer = writer
+        self._release = release
+        self._sources = sources
+        self._lock = threading.Lock()
+        self._granted_s = granted_s
+        self._overdue_s: float | None = None
+        self._pending: Future[AppendResult] | None = None
+        self._ended = False
+        self._releasing = False
+        self._failure: BaseException | None = None
+        self._lost = False
+        self._on_lost: Callable[[], None] | None = None
+
+    def __repr__(self) -> str:
+        standing = "lost" if self._lost else "ended" if self._ended else f"{self.remaining_s():.1f} s left"
+        return f"<Tenure {self.thread!r} fence={self.fence} head={self.head} {standing}>"
+
+    @property
+    def lost(self) -> bool:
+        """Whether another worker is known to own the thread."""
+        return self._lost
+
+    @property
+    def ended(self) -> bool:
+        """Whether the lease was given back or lost."""
+        return self._ended
+
+    def remaining_s(self) -> float:
+        """Seconds the lease surely still holds by this process's monotonic clock; not positive when it may not."""
+        if self._ended:
+            return 0.0
+        return self._granted_s + self.ttl_s - self._sources.monotonic_s()
+
+    def overdue_after(self, deadline_s: float | None) -> None:
+        """Renew only until *deadline_s* of the monotonic clock, so that a hung worker is replaced; None: no end."""
+        self._overdue_s = deadline_s
+
+    def on_lost(self, callback: Callable[[], None] | None) -> None:
+        """Call *callback* once, from another thread, when the tenure is known to be lost; at once if it is."""
+        with self._lock:
+            self._on_lost = callback
+            lost = self._lost
+        if lost:
+            self._tell_lost()
+
+    def append(
+        self,
+        events: Sequence[NewEvent],
+        *,
+        state: ThreadState,
+        wake_at_us: int | None = None,
+        consumed: Sequence[int] = (),
+    ) -> Future[AppendResult]:
+        """
+        Append *events* after the head; at most one append is in flight.
+
+        Args:
+            events: In order; they get the seqs after `head`.
+            state: The thread's state from now on.
+            wake_at_us: When a waiting thread wants to be resumed, microseconds since the epoch.
+            consumed: Inbox ids these events take, in the same transaction.
+
+        Returns:
+            A future that cannot be cancelled: an `AppendResult` once the events are durable, or
+            `LeaseLost`, `LogRewound`, or `StoreUnavailable` when their fate could not be learnt in time.
+
+        Raises:
+            LimitExceeded: An event or the batch is too large; nothing was written.
+            UsageError: The tenure was given back.
+        """
+        batch = tuple(events)
+        check_batch(self.thread, self.head, batch)
+        future: Future[AppendResult] = Future()
+        future.set_running_or_notify_cancel()
+        with self._lock:
+            if self._failure is not None:
+                future.set_exception(self._failure)
+                return future
+            if self._ended:
+                raise UsageError(
+                    f"the lease of thread {self.thread!r} was given back; acquire it again to append"
+                )
+            assert self._pending is None, f"thread {self.thread!r} already has an append in flight"
+            self._pending = future
+        append = self._chained(batch, state, wake_at_us, tuple(consumed))
+        try:
+            self._writer.submit(append, lambda fate, sent_s: self._settle(append, future, fate, sent_s))
+        except BaseException:
+            self._pending = None
+            raise
+        return future
+
+    def release(self, seen: int = 0) -> Release:
+        """
+        Give the lease back after the append in flight, unless a message with an id above *seen* waits.
+
+        Returns:
+            `released`; `inbox_pending`, and the tenure goes on; or `fenced` when it was lost.
+
+        Raises:
+            StoreUnavailable: The store did not answer; the lease runs out by itself.
+        """
+        pending = self._pending
+        if pending is not None:
+            pending.exception()
+        if self._lost:
+            return Release.FENCED
+        if self._ended:
+            return Release.RELEASED
+        # A renewal that crosses the release finds nobody holding the thread; that is no loss.
+        self._releasing = True
+        try:
+            answer = self._release(self.thread, self.fence, seen)
+            if answer is Release.RELEASED:
+                self._ended = True
+        finally:
+            self._releasing = False
+        if answer is Release.FENCED:
+            self.mark_lost()
+        return answer
+
+    def abandon(self) -> None:
+        """Stop renewing without giving the lease back, as a crash would; it runs out by itself."""
+        self._ended = True
+
+    def renewable(self, now_s: float) -> bool:
+        """Whether the lease is to be kept alive at *now_s* of the monotonic clock."""
+        return not self._ended and (self._overdue_s is None or now_s <= self._overdue_s)
+
+    def due_s(self) -> float:
+        """Monotonic time at which the lease wants to be renewed."""
+        return self._granted_s + self.ttl_s / 3
+
+    def renewed(self, sent_s: float) -> None:
+        """The lease was renewed by a call sent at *sent_s* of the monotonic clock."""
+        self._granted_s = max(self._granted_s, sent_s)
+
+    def refused(self) -> None:
+        """A renewal found another fence: the tenure is lost, unless it is being given back."""
+        if not self._releasing and not self._ended:
+            self.mark_lost()
+
+    def mark_lost(self) -> None:
+        """Another worker owns the thread: nothing more is written by this tenure."""
+        with self._lock:
+            if self._lost:
+                return
+            self._lost = True
+            self._ended = True
+            if self._failure is None:
+                self._failure = LeaseLost(self.thread, fence=self.fence)
+        self._tell_lost()
+
+    def _tell_lost(self) -> None:
+        with self._lock:
+            callback, self._on_lost = self._on_lost, None
+        if callback is not None:
+            callback()
+
+    def _chained(
+        self,
+        batch: tuple[NewEvent, ...],
+        state: ThreadState,
+        wake_at_us: int | None,
+        consumed: tuple[int, ...],
+    ) -> Append:
+        hashes: list[bytes] = []
+        previous = self.head_hash
+        for seq, event in enumerate(batch, self.head + 1):
+            previous = chain(previous, seq, event)
+            hashes.append(previous)
+        return Append(
+            thread=self.thread,
+            expected=self.head,
+            expected_hash=self.head_hash,
+            fence=self.fence,
+            events=batch,
+            hashes=tuple(hashes),
+            ttl_s=self.ttl_s,
+            state=state,
+            wake_at_us=wake_at_us,
+            consumed=consumed,
+        )
+
+    def _settle(
+        self, append: Append, future: Future[AppendResult], fate: AppendResult | BaseException, sent_s: float
+    ) -> None:
+        failure = fate if isinstance(fate, BaseException) else self._failure_of(append, fate)
+        if failure is None and isinstance(fate, AppendResult):
+            self.head = append.expected + len(append.events)
+            self.head_hash = append.hashes[-1]
+            self.state = append.state
+            # A duplicate renewed the lease at an earlier, unknown moment: it does not count.
+            if fate.outcome is Outcome.APPENDED:
+                self.renewed(sent_s)
+            self._pending = None
+            future.set_result(fate)
+            return
+        assert failure is not None
+        with self._lock:
+            self._failure = failure
+            self._pending = None
+        try:
+            if isinstance(failure, LeaseLost):
+                self.mark_lost()
+        finally:
+            future.set_exception(failure)
+
+    def _failure_of(self, append: Append, result: AppendResult) -> RefoldError | None:
+        if result.outcome in (Outcome.APPENDED, Outcome.DUPLICATE):
+            return None
+        # Heads never go down: whatever else is wrong, a shorter log has lost what it acknowledged.
+        if result.head < append.expected:
+            return LogRewound(self.thread, expected=append.expected, found=result.head)
+        if result.outcome is Outcome.FENCED:
+            return LeaseLost(self.thread, fence=self.fence)
+        if result.outcome is Outcome.MISSING:
+            return ThreadNotFound(self.thread)
+        if result.head > append.expected:
+            return RefoldError(
+                f"thread {self.thread!r}: head {result.head} was found where this holder (fence {self.fence}) "
+                f"expected {append.expected}, so something wrote under its lease; "
+                "stop the worker and check the log with 'refold verify'"
+            )
+        if append.consumed:
+            return RefoldError(
+                f"thread {self.thread!r}: of the inbox messages {list(append.consumed)} one was already taken "
+                f"or the hash of seq {append.expected} is another; nothing was written, read the inbox again"
+            )
+        return Corrupt(self.thread, append.expected, "its hash is not the one this holder had acknowledged")
