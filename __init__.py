@@ -1,3 +1,117 @@
-"""refold: an event-sourced run journal for AI agents, with deterministic replay."""
+"""
+refold: an event-sourced run journal for AI agents, with deterministic replay.
+
+The names here are the public face. They are loaded when they are first used,
+so that `import refold` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .agent.agent import Agent as Agent
+    from .agent.context import ToolContext as ToolContext
+    from .agent.errors import ToolDefinitionError as ToolDefinitionError
+    from .agent.programs import resume as resume
+    from .agent.programs import resume_sync as resume_sync
+    from .agent.programs import run as run
+    from .agent.programs import run_sync as run_sync
+    from .agent.scripted import ScriptedModel as ScriptedModel
+    from .agent.tools import Tool as Tool
+    from .agent.tools import tool as tool
+    from .journal.errors import Corrupt as Corrupt
+    from .journal.errors import LeaseLost as LeaseLost
+    from .journal.errors import LimitExceeded as LimitExceeded
+    from .journal.errors import LogRewound as LogRewound
+    from .journal.errors import MissingExtra as MissingExtra
+    from .journal.errors import RefoldError as RefoldError
+    from .journal.errors import StoreError as StoreError
+    from .journal.errors import StoreRefused as StoreRefused
+    from .journal.errors import StoreUnavailable as StoreUnavailable
+    from .journal.errors import ThreadBusy as ThreadBusy
+    from .journal.errors import ThreadNotFound as ThreadNotFound
+    from .journal.errors import UnsupportedValue as UnsupportedValue
+    from .journal.errors import UsageError as UsageError
+    from .journal.journal import Journal as Journal
+    from .replay.divergence import Divergence as Divergence
+    from .replay.errors import ForeignAwait as ForeignAwait
+    from .replay.errors import ModelError as ModelError
+    from .replay.errors import NotPending as NotPending
+    from .replay.errors import RunFailed as RunFailed
+    from .replay.errors import RunUnfinished as RunUnfinished
+    from .replay.errors import StepError as StepError
+    from .replay.errors import ToolError as ToolError
+    from .replay.errors import UnknownEvent as UnknownEvent
+    from .replay.outcomes import DidNotHappen as DidNotHappen
+    from .replay.outcomes import Happened as Happened
+    from .replay.outcomes import Unknown as Unknown
+    from .replay.ports import ModelClient as ModelClient
+    from .replay.ports import ModelReply as ModelReply
+    from .replay.ports import Usage as Usage
+    from .replay.program import Program as Program
+    from .replay.program import program as program
+    from .replay.requests import Messages as Messages
+    from .replay.run import Run as Run
+    from .replay.runner import RunResult as RunResult
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "agent.agent": ("Agent",),
+    "agent.context": ("ToolContext",),
+    "agent.errors": ("ToolDefinitionError",),
+    "agent.programs": ("resume", "resume_sync", "run", "run_sync"),
+    "agent.scripted": ("ScriptedModel",),
+    "agent.tools": ("Tool", "tool"),
+    "journal.errors": (
+        "Corrupt",
+        "LeaseLost",
+        "LimitExceeded",
+        "LogRewound",
+        "MissingExtra",
+        "RefoldError",
+        "StoreError",
+        "StoreRefused",
+        "StoreUnavailable",
+        "ThreadBusy",
+        "ThreadNotFound",
+        "UnsupportedValue",
+        "UsageError",
+    ),
+    "journal.journal": ("Journal",),
+    "replay.divergence": ("Divergence",),
+    "replay.errors": (
+        "ForeignAwait",
+        "ModelError",
+        "NotPending",
+        "RunFailed",
+        "RunUnfinished",
+        "StepError",
+        "ToolError",
+        "UnknownEvent",
+    ),
+    "replay.outcomes": ("DidNotHappen", "Happened", "Unknown"),
+    "replay.ports": ("ModelClient", "ModelReply", "Usage"),
+    "replay.program": ("Program", "program"),
+    "replay.requests": ("Messages",),
+    "replay.run": ("Run",),
+    "replay.runner": ("RunResult",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = sorted([*_HOME_OF, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    module = _HOME_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'refold' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{module}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

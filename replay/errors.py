@@ -10,7 +10,16 @@ Effect = Literal["none", "unknown", "done"]
 """What is known about the outside effect of a failed call: nothing happened, it may have, it did."""
 
 ModelErrorKind = Literal[
-    "rate_limit", "overloaded", "context_too_long", "refused", "bad_request", "auth", "timeout", "connection", "malformed", "other"
+    "rate_limit",
+    "overloaded",
+    "context_too_long",
+    "refused",
+    "bad_request",
+    "auth",
+    "timeout",
+    "connection",
+    "malformed",
+    "other",
 ]
 
 RETRYABLE: frozenset[str] = frozenset({"rate_limit", "overloaded", "timeout", "connection", "malformed"})

@@ -76,6 +76,15 @@ class ToolContext(Protocol):
         """Whether the run wants this call to stop."""
 
 
+class MakeContext(Protocol):
+    """Makes the context of a tool call."""
+
+    def __call__(
+        self, *, idempotency_key: str, attempt: int, thread: str, call: str, deps: Any, deadline_s: float
+    ) -> ToolContext:
+        """A context for one attempt."""
+
+
 class ToolSpec(Protocol):
     """A tool as the engine sees it."""
 

@@ -1,0 +1,228 @@
+"""`Agent`: a model, tools and instructions, run on a journal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, TypeVar
+
+from ..journal import codec
+from ..journal.errors import UsageError
+from ..journal.journal import Journal
+from ..replay.events import EventBody
+from ..replay.live import Limits, World
+from ..replay.ports import ModelClient
+from ..replay.program import CONCURRENCY_DEFAULT, Program, digest_text
+from ..replay.requests import Messages
+from ..replay.run import Run
+from ..replay.runner import Runner, RunResult
+from ..replay.session import Policy
+from .context import ToolContext
+from .conversation import fold_prior
+from .loop import LoopSpec, run_loop
+from .tools import Tool, toolbox
+
+MAX_STEPS_DEFAULT = 50
+
+T = TypeVar("T")
+
+
+class Agent:
+    """
+    An agent whose every step is in the journal: run it, kill it, resume it, replay it.
+
+    Args:
+        name: What the log knows it by; a thread is resumed only by the agent of that name.
+        model: A litellm model name, or a `ModelClient`.
+        tools: Functions decorated with `@tool`.
+        instructions: System text, or a function of `Run` that makes it (today's date is `run.now()`).
+        params: Further parameters of each request (temperature, max_tokens, api_base ...).
+        history: May trim the conversation before each request; a pure function of it.
+        max_steps: How often one run may ask the model.
+        concurrency: How many tools of one run may be running at once.
+        policy: How failures are retried.
+        limits: Times kept to.
+
+    Raises:
+        UsageError: A part does not fit; before anything runs.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        model: str | ModelClient,
+        tools: Iterable[Tool[..., Any]] = (),
+        instructions: str | Callable[[Run], str] | None = None,
+        params: Mapping[str, Any] | None = None,
+        history: Callable[[Messages], Messages] | None = None,
+        max_steps: int = MAX_STEPS_DEFAULT,
+        concurrency: int = CONCURRENCY_DEFAULT,
+        policy: Policy | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        if not name or not isinstance(name, str):
+            raise UsageError(f"an agent's name is a text that is not empty, not {name!r}")
+        if max_steps < 1:
+            raise UsageError(f"max_steps is at least 1, not {max_steps}")
+        self.name = name
+        self.tools = toolbox(tools)
+        self._client = None if isinstance(model, str) else model
+        self._policy = policy or Policy()
+        self._limits = limits or Limits()
+        asked = {"model": model if isinstance(model, str) else getattr(model, "name", type(model).__name__)}
+        if self.tools:
+            asked["tools"] = [each.schema() for each in self.tools.values()]
+        spec = LoopSpec(
+            name=name,
+            params={**(params or {}), **asked},
+            tools=self.tools,
+            instructions=instructions,
+            history=history,
+            max_steps=max_steps,
+        )
+
+        async def loop(run: Run, value: Any) -> Any:
+            return await run_loop(spec, run, value)
+
+        self.program = Program(
+            loop,
+            name=name,
+            definition=_definition(spec, asked, params or {}),
+            concurrency=concurrency,
+            fold_prior=fold_prior,
+        )
+
+    async def run(
+        self,
+        value: Any,
+        *,
+        journal: Journal,
+        thread: str,
+        key: str | None = None,
+        deps: Any = None,
+        supersede: bool = False,
+        wait: bool = True,
+        observe: Callable[[int, EventBody], None] | None = None,
+    ) -> RunResult:
+        """
+        Answer an input on a thread, or go on with the run that this very call began before a crash.
+
+        A script that is simply started again after a crash is safe: the same input (or the same key) resumes
+        the unfinished run instead of starting another.
+
+        Args:
+            value: The input: a text, or chat-completions content parts.
+            journal: Where the thread lives.
+            thread: Thread id; earlier runs of the thread are the conversation so far.
+            key: Names the run: the same key resumes or returns that run, finished or not.
+            deps: Given to tools that ask for it; never recorded.
+            supersede: Close an unfinished run with another input instead of refusing.
+            wait: Wait in this process for approvals, signals and times; else return.
+            observe: Told of each event (seq, body) as it is made.
+
+        Returns:
+            A result whose status is finished, or parked, waiting, cancelled or released.
+
+        Raises:
+            RunUnfinished: The thread holds an unfinished run with another input or key.
+            ThreadBusy: A live worker holds the thread.
+            RunFailed: The run ended with an error.
+            Divergence: This agent no longer fits the unfinished run's log.
+        """
+        runner = self.runner(journal, thread, deps=deps, observe=observe)
+        return await runner.run(value, key=key, supersede=supersede, wait=wait)
+
+    async def resume(
+        self,
+        *,
+        journal: Journal,
+        thread: str,
+        deps: Any = None,
+        steal: bool = False,
+        wait: bool = True,
+        accept_divergence: bool = False,
+        observe: Callable[[int, EventBody], None] | None = None,
+    ) -> RunResult:
+        """
+        Go on with the thread's unfinished run; a run that has ended is only reported.
+
+        Args:
+            journal: Where the thread lives.
+            thread: Thread id.
+            deps: Given to tools that ask for it; never recorded.
+            steal: Take the thread from a live holder too.
+            wait: Wait in this process for approvals, signals and times; else return.
+            accept_divergence: Accept changed requests (never another shape), and record that.
+            observe: Told of each event (seq, body) as it is made.
+
+        Raises:
+            ThreadNotFound: No such thread.
+            ThreadBusy, RunFailed, Divergence: As for `run`.
+        """
+        runner = self.runner(journal, thread, deps=deps, observe=observe)
+        return await runner.resume(steal=steal, wait=wait, accept_divergence=accept_divergence)
+
+    def run_sync(self, value: Any, **options: Any) -> RunResult:
+        """`run`, for code without an event loop; takes the same arguments."""
+        return run_blocking(self.run(value, **options))
+
+    def resume_sync(self, **options: Any) -> RunResult:
+        """`resume`, for code without an event loop; takes the same arguments."""
+        return run_blocking(self.resume(**options))
+
+    def runner(
+        self,
+        journal: Journal,
+        thread: str,
+        *,
+        deps: Any = None,
+        observe: Callable[[int, EventBody], None] | None = None,
+    ) -> Runner:
+        """What runs this agent on one thread; its `stop` leaves in good order."""
+        world = World(models=self.client, make_context=ToolContext, deps=deps, limits=self._limits)
+        return Runner(self.program, journal, thread, world, policy=self._policy, observe=observe)
+
+    @property
+    def client(self) -> ModelClient:
+        """What calls the model."""
+        if self._client is None:
+            from .programs import LazyClient
+
+            self._client = LazyClient()
+        return self._client
+
+    def __repr__(self) -> str:
+        return f"Agent({self.name!r}, {len(self.tools)} tools)"
+
+
+def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
+    """
+    Run a coroutine to its end in a new event loop.
+
+    Raises:
+        UsageError: A loop is running in this thread already; await the method without `_sync`.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    coroutine.close()
+    raise UsageError("an event loop is running in this thread: await the method without '_sync' instead")
+
+
+def _definition(spec: LoopSpec, asked: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, str]:
+    """A digest for each part of an agent, so that a divergence can say which part changed."""
+    instructions = spec.instructions
+    text = instructions if isinstance(instructions, str) else getattr(instructions, "__qualname__", "")
+    parts = {
+        "model": digest_text(str(asked["model"])),
+        "instructions": digest_text(text),
+        "params": digest_text(codec.encode(dict(params), what="params").decode()),
+        "max_steps": str(spec.max_steps),
+    }
+    for name, each in spec.tools.items():
+        parts[f"tool:{name}"] = digest_text(
+            codec.encode(each.schema(), what=f"schema of tool {name!r}").decode()
+        )
+    return parts

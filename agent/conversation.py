@@ -1,0 +1,238 @@
+"""
+The conversation of a thread: how events become messages that any provider accepts.
+
+Each tool call of an assistant message is answered by exactly one tool message, from any prefix of the log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Raw, Struct, field
+
+from ..journal import codec
+from ..journal.envelope import Event
+from ..replay import events as ev
+from ..replay.errors import Effect, ToolError
+from ..replay.requests import Item, Messages, NewItem, Prior
+from ..replay.response import Response
+from .arguments import BadArguments, parse_arguments
+
+INTERRUPTED = "The call was interrupted; it may or may not have happened. Do not repeat it without checking."
+
+
+class CallRequest(Struct, frozen=True):
+    """One tool call as a model asked for it; `id` is what the provider is answered by, unique in its message."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any] | BadArguments
+
+
+class Reply(Struct, frozen=True):
+    """An assistant message, ready to be sent back, and the calls it asks for."""
+
+    item: Item
+    calls: tuple[CallRequest, ...]
+
+
+def read_reply(response: Response) -> Reply:
+    """
+    The message and the calls of a response.
+
+    What would poison the next request is mended, always in the same way: missing or repeated call ids are
+    replaced, arguments that are no JSON object become `{}` (the call itself is answered with what was wrong).
+    """
+    message = response.message
+    raw_calls = message.get("tool_calls")
+    if not isinstance(raw_calls, list) or not raw_calls:
+        return Reply(Item(response.raw, reply=response.call), ())
+    calls: list[CallRequest] = []
+    mended: list[dict[str, Any]] = []
+    seen: set[str] = set()
+    for position, raw in enumerate(raw_calls):
+        call, repaired = _read_call(raw, position, response.call, seen)
+        seen.add(call.id)
+        calls.append(call)
+        mended.append(repaired)
+    if mended == raw_calls:
+        return Reply(Item(response.raw, reply=response.call), tuple(calls))
+    data = codec.encode({**message, "tool_calls": mended}, what="a model message")
+    return Reply(Item(data), tuple(calls))
+
+
+def _read_call(raw: Any, position: int, call_id: str, seen: set[str]) -> tuple[CallRequest, dict[str, Any]]:
+    source = raw if isinstance(raw, dict) else {}
+    function = source.get("function")
+    function = function if isinstance(function, dict) else {}
+    name = function.get("name")
+    name = name if isinstance(name, str) and name else "unnamed"
+    given = source.get("id")
+    unique = given if isinstance(given, str) and given and given not in seen else None
+    identity = unique or f"call_{call_id.replace('/', '_').replace('.', '_')}_{position + 1}"
+    arguments = parse_arguments(function.get("arguments"))
+    text = function.get("arguments")
+    if (
+        not isinstance(text, str)
+        or not text.strip()
+        or text.strip() == "null"
+        or isinstance(arguments, BadArguments)
+    ):
+        plain = {} if isinstance(arguments, BadArguments) else arguments
+        text = codec.encode(plain, what="arguments").decode()
+    mended = {**source, "id": identity, "function": {**function, "name": name, "arguments": text}}
+    mended.setdefault("type", "function")
+    if mended["type"] is None:
+        mended["type"] = "function"
+    return CallRequest(identity, name, arguments), mended
+
+
+def user_item(value: Any, run_id: str) -> Item:
+    """The user message of a run's input."""
+    content = value if isinstance(value, str | list) else codec.encode(value, what="the run's input").decode()
+    return Item(codec.encode({"role": "user", "content": content}, what="the run's input"), input=run_id)
+
+
+def result_item(request_id: str, call_id: str, text: str) -> Item:
+    """The tool message that answers a call."""
+    message = {"role": "tool", "tool_call_id": request_id, "content": text}
+    return Item(codec.encode(message, what="a tool message"), result=call_id, id=request_id)
+
+
+def result_text(result: Raw) -> str:
+    """What a model reads of a tool's result: text as it is, everything else as JSON."""
+    data = bytes(result)
+    if data[:1] == b'"':
+        value = codec.decode(data)
+        return value if isinstance(value, str) else data.decode()
+    return data.decode()
+
+
+def failure_text(message: str, effect: Effect) -> str:
+    """What a model reads of a failed call."""
+    text = f"Error: {message}" if message else "Error: the tool failed."
+    if effect == "unknown":
+        return f"{text}\nThe call may have happened all the same. Do not repeat it without checking."
+    if effect == "done":
+        return f"{text}\nThe call did happen; only its result could not be kept. Do not repeat it."
+    return text
+
+
+def error_text(error: ToolError) -> str:
+    """What a model reads of a failed call that the program caught."""
+    return failure_text(error.message, error.effect)
+
+
+class _Slot(Struct):
+    """Room for the answer to one call."""
+
+    id: str
+    call: str
+    text: str = INTERRUPTED
+    closed: bool = False
+
+
+class _Fold(Struct):
+    entries: list[Item | _Slot] = field(default_factory=list)
+    slots: dict[str, _Slot] = field(default_factory=dict)
+    preamble: Messages = field(default_factory=Messages)
+    params_digest: bytes | None = None
+    told: set[str] = field(default_factory=set)
+    """Calls that a later run's requests have told as interrupted."""
+
+    def apply(self, body: ev.EventBody) -> None:
+        match body:
+            case ev.RunStarted():
+                self.told.update(call for call, slot in self.slots.items() if not slot.closed)
+                self.entries.append(user_item(codec.decode(body.input), body.run))
+            case ev.ModelResponded():
+                self._model_responded(body)
+            case ev.ToolReturned():
+                self._close(body.call, result_text(body.result))
+            case ev.ToolFailed() if body.final:
+                self._close(body.call, failure_text(body.error.message, body.effect))
+            case ev.ToolResolved():
+                self._resolved(body)
+            case ev.ApprovalGiven() if not body.approved:
+                self._close(body.call, failure_text(denied_text(body.by, body.note), "none"))
+            case _:
+                pass
+
+    def _model_responded(self, body: ev.ModelResponded) -> None:
+        if body.request.params:
+            self.params_digest = hashlib.sha256(body.request.params).digest()
+        first = body.request.parts[0] if body.request.parts else None
+        if body.request.base in (None, "prior") and isinstance(first, NewItem):
+            self.preamble = _system(first)
+        reply = read_reply(Response(body.call, body.response, body.usage))
+        self.entries.append(reply.item)
+        run, _, path = body.call.rpartition("/")
+        for position, call in enumerate(reply.calls, 1):
+            slot = _Slot(call.id, call_path(run, path, position))
+            self.slots[slot.call] = slot
+            self.entries.append(slot)
+
+    def _resolved(self, body: ev.ToolResolved) -> None:
+        if body.outcome == "returned":
+            text = result_text(body.result)
+        elif body.outcome == "failed":
+            text = failure_text(body.error.message if body.error else "", body.effect)
+        else:
+            text = failure_text("the call was interrupted and did not happen.", "none")
+            if body.call not in self.told:
+                return
+        if body.call in self.told:
+            note = (
+                f"[The outcome of the interrupted tool call {self.slots[body.call].id} is now known] {text}"
+            )
+            data = codec.encode({"role": "user", "content": note}, what="a note")
+            self.entries.append(Item(data))
+        else:
+            self._close(body.call, text)
+
+    def _close(self, call: str, text: str) -> None:
+        slot = self.slots.get(call)
+        if slot is not None and not slot.closed:
+            slot.text, slot.closed = text, True
+
+
+def call_path(run: str, path: str, position: int) -> str:
+    """Call id of the *position*-th call of the reply at *path*: the loop gathers them as its next command."""
+    return f"{run}/{int(path) + 1}.{position}.1" if path.isdigit() else f"{run}/{path}.{position}"
+
+
+def denied_text(by: str, note: str) -> str:
+    """What a denied call is answered with."""
+    return f"The call was denied{' by ' + by if by else ''}{': ' + note if note else ''}."
+
+
+def _system(first: NewItem) -> Messages:
+    messages = Messages()
+    if first.message and codec.decode(first.message).get("role") in ("system", "developer"):
+        messages.add_item(Item(bytes(first.message)))
+    return messages
+
+
+def fold_prior(events: Sequence[Event]) -> Prior:
+    """What a run inherits from the thread's log before it: every call closed, the order fixed by the calls."""
+    fold = _folded(events)
+    messages = Messages()
+    for entry in fold.entries:
+        messages.add_item(entry if isinstance(entry, Item) else result_item(entry.id, entry.call, entry.text))
+    return Prior(messages, fold.preamble, fold.params_digest)
+
+
+def conversation(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """The messages of a thread after *events*, any prefix of its log, valid for providers; for viewing."""
+    return list(fold_prior(events).messages)
+
+
+def _folded(events: Sequence[Event]) -> _Fold:
+    fold = _Fold()
+    for event in events:
+        known = ev.VERSIONS.get(event.kind)
+        if known is not None and event.version <= known:
+            fold.apply(ev.decode_event(event))
+    return fold

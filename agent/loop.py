@@ -1,0 +1,116 @@
+"""The tool-calling loop: the one program that agents are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec import Raw, Struct
+
+from ..journal import codec
+from ..replay.errors import ToolError
+from ..replay.ports import InDoubt, ToolSpec
+from ..replay.requests import Item, Messages, Params
+from ..replay.run import Run
+from .arguments import BadArguments
+from .conversation import CallRequest, error_text, read_reply, result_item, result_text, user_item
+from .tools import Tool
+
+
+class LoopSpec(Struct, frozen=True, kw_only=True):
+    """What the loop needs to know of its agent."""
+
+    name: str
+    params: Mapping[str, Any]
+    tools: Mapping[str, Tool]
+    instructions: str | Callable[[Run], str] | None
+    history: Callable[[Messages], Messages] | None
+    max_steps: int
+
+
+async def run_loop(spec: LoopSpec, run: Run, value: Any) -> Any:
+    """Ask the model, call the tools it wants, tell it the results, until it wants none."""
+    params = Params(spec.params)
+    preamble = _preamble(spec, run)
+    conversation = run.prior.messages.copy()
+    conversation.add_item(user_item(value, run.run_id))
+    for _ in range(spec.max_steps):
+        history = spec.history(conversation) if spec.history else conversation
+        response = await run.model(messages=preamble + history, params=params)
+        reply = read_reply(response)
+        conversation.add_item(reply.item)
+        if not reply.calls:
+            return response.text
+        answers = await run.gather(*(_answer(spec, run, call) for call in reply.calls))
+        for call, (call_id, text) in zip(reply.calls, answers, strict=True):
+            conversation.add_item(result_item(call.id, call_id, text))
+    raise StepLimit(f"agent {spec.name!r} asked the model {spec.max_steps} times without coming to an end")
+
+
+class _Missing:
+    """Stands for a tool that the model made up; it is never called."""
+
+    repeatable = False
+    in_doubt: InDoubt = "park"
+    timeout_s = 0.0
+    idle_timeout_s = None
+    retries = 0
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def needs_approval(self, args: Mapping[str, Any]) -> bool:
+        return False
+
+    def arguments(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return kwargs
+
+    def restore(self, value: Any) -> Any:
+        return value
+
+    async def call(self, args: Mapping[str, Any], context: Any) -> Any:
+        raise AssertionError(f"tool {self.name!r} does not exist")
+
+    async def reconcile(self, args: Mapping[str, Any], context: Any) -> Any:
+        raise AssertionError(f"tool {self.name!r} does not exist")
+
+
+class StepLimit(Exception):
+    """The loop asked the model as often as it may."""
+
+
+def _preamble(spec: LoopSpec, run: Run) -> Messages:
+    text = spec.instructions(run) if callable(spec.instructions) else spec.instructions
+    if text is None:
+        return Messages()
+    raw = codec.encode({"role": "system", "content": text}, what="instructions")
+    earlier = run.prior.preamble
+    if [item.raw for item in earlier.items()] == [raw]:
+        return earlier
+    preamble = Messages()
+    preamble.add_item(Item(raw))
+    return preamble
+
+
+async def _answer(spec: LoopSpec, run: Run, call: CallRequest) -> tuple[str, str]:
+    """Call one tool; its call id, and what the model reads of its outcome."""
+    known_tool = spec.tools.get(call.name)
+    tool: ToolSpec = known_tool or _Missing(call.name)
+    arguments: dict[str, Any] = {}
+    refused: str | None = None
+    if known_tool is None:
+        known = ", ".join(sorted(spec.tools)) or "none"
+        refused = f"there is no tool named {call.name!r}; the tools are: {known}"
+    elif isinstance(call.arguments, BadArguments):
+        refused = call.arguments.message
+    else:
+        try:
+            arguments = tool.arguments(**call.arguments)
+        except ToolError as error:
+            refused = error.message
+    ask = run.recorded_tool(tool, arguments, refused=refused)
+    try:
+        result: Raw = await ask
+    except ToolError as error:
+        return ask.call_id, error_text(error)
+    return ask.call_id, result_text(result)

@@ -1,0 +1,363 @@
+"""
+The bodies of events: one frozen struct for each kind of fact a run can leave behind.
+
+A body is stored once as canonical JSON and never encoded again.
+Kinds are names chosen by hand; a kind's version grows when an old refold could not read it;
+new fields have defaults. `at` is the writer's clock in microseconds: for people and for `run.now()`,
+never compared by code.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import Raw, Struct
+
+from ..journal.codec import canonical
+from ..journal.envelope import Event
+from ..journal.errors import Corrupt
+from .errors import Effect, UnknownEvent
+from .ports import Usage
+from .requests import RequestDelta
+
+NULL = Raw(b"null")
+
+
+class Failure(Struct, frozen=True, omit_defaults=True, gc=False):
+    """An error as data: enough to tell a program or a person, nothing that would import a class."""
+
+    type: str
+    message: str
+    kind: str | None = None
+    status: int | None = None
+    retry_after_s: float | None = None
+
+
+class Body(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag_field="kind"):
+    """What every event says: when its writer's clock stood where."""
+
+    at: int
+
+
+class ThreadCreated(Body, tag="thread_created"):
+    """First event of a thread. `uid` makes idempotency keys and randomness unique beyond the thread's name."""
+
+    uid: str
+
+
+class ThreadForked(Body, tag="thread_forked"):
+    """The events before this one were copied from *origin* up to *origin_seq*; `replaced` was then edited."""
+
+    uid: str
+    origin: str
+    origin_seq: int
+    origin_hash: str
+    replaced: int | None = None
+
+
+class RunStarted(Body, tag="run_started"):
+    """A run began with this input; `definition` holds a digest for each part of the program's definition."""
+
+    run: str
+    program: str
+    digest: str
+    input: Raw
+    key: str | None = None
+    definition: dict[str, str] = {}
+    concurrency: int = 0
+
+
+class RunResumed(Body, tag="run_resumed"):
+    """Another tenure took the run up; `tenure` counts from 1 for the one that started it."""
+
+    run: str
+    tenure: int
+    digest: str
+    definition: dict[str, str] = {}
+
+
+class ModelResponded(Body, tag="model_responded"):
+    """A complete model response. It is never asked for again."""
+
+    call: str
+    fingerprint: str
+    request: RequestDelta
+    response: Raw
+    usage: Usage = Usage()
+    attempt: int = 1
+    latency_us: int = 0
+
+
+class ModelFailed(Body, tag="model_failed"):
+    """An attempt at a model call failed; unless `final`, another follows (not before `retry_at`)."""
+
+    call: str
+    fingerprint: str
+    request: RequestDelta
+    error: Failure
+    attempt: int = 1
+    final: bool = True
+    retry_at: int | None = None
+    latency_us: int = 0
+
+
+class ToolStarted(Body, tag="tool_started"):
+    """Written, and durable, before the tool is called."""
+
+    call: str
+    tool: str
+    args: Raw
+    key: str
+    attempt: int = 1
+
+
+class ToolReturned(Body, tag="tool_returned"):
+    """The tool's result. It never runs again for this call."""
+
+    call: str
+    result: Raw
+    attempt: int = 1
+    latency_us: int = 0
+
+
+class ToolFailed(Body, tag="tool_failed"):
+    """The tool failed, and what is known of its effect; unless `final`, another attempt follows."""
+
+    call: str
+    error: Failure
+    effect: Effect
+    attempt: int = 1
+    final: bool = True
+    retry_at: int | None = None
+    latency_us: int = 0
+
+
+class ToolInDoubt(Body, tag="tool_in_doubt"):
+    """The call may or may not have happened, and `why` nobody here knows."""
+
+    call: str
+    attempt: int
+    why: str
+
+
+class ToolResolved(Body, tag="tool_resolved"):
+    """Somebody said what became of exactly this attempt."""
+
+    call: str
+    attempt: int
+    outcome: Literal["returned", "failed", "did_not_happen"]
+    result: Raw = NULL
+    error: Failure | None = None
+    effect: Effect = "none"
+    by: str = ""
+
+
+class StepRecorded(Body, tag="step_recorded"):
+    """A step's result."""
+
+    call: str
+    name: str
+    args: Raw
+    result: Raw
+    attempt: int = 1
+    latency_us: int = 0
+
+
+class StepFailed(Body, tag="step_failed"):
+    """A step's failure, as the program sees it."""
+
+    call: str
+    name: str
+    args: Raw
+    error: Failure
+    attempt: int = 1
+    latency_us: int = 0
+
+
+class TimerSet(Body, tag="timer_set"):
+    """A sleep began and ends at `due`."""
+
+    call: str
+    due: int
+
+
+class TimerFired(Body, tag="timer_fired"):
+    """A sleep ended, or a wait timed out."""
+
+    call: str
+
+
+class ApprovalRequested(Body, tag="approval_requested"):
+    """The call waits for a person."""
+
+    call: str
+    tool: str
+    args: Raw
+    why: str = ""
+
+
+class ApprovalGiven(Body, tag="approval_given"):
+    """A person allowed or denied the call."""
+
+    call: str
+    approved: bool
+    by: str = ""
+    note: str = ""
+
+
+class WaitStarted(Body, tag="wait_started"):
+    """The program waits for a signal of this name, until `due` if there is one."""
+
+    call: str
+    name: str
+    due: int | None = None
+
+
+class SignalReceived(Body, tag="signal_received"):
+    """The signal a wait was for."""
+
+    call: str
+    name: str
+    value: Raw
+    by: str = ""
+
+
+class Patched(Body, tag="patched"):
+    """`run.patched(id)` answered true, for the whole run."""
+
+    run: str
+    id: str
+
+
+class DivergenceAccepted(Body, tag="divergence_accepted"):
+    """Requests changed between these two definitions are accepted from here back to the run's start."""
+
+    run: str
+    recorded: str
+    asked: str
+    by: str = ""
+
+
+class CancelRequested(Body, tag="cancel_requested"):
+    """Somebody wants the run to stop; nothing new begins."""
+
+    run: str
+    reason: str = ""
+    by: str = ""
+
+
+class RunFinished(Body, tag="run_finished"):
+    """The program returned."""
+
+    run: str
+    output: Raw
+
+
+class RunFailed(Body, tag="run_failed"):
+    """The program raised."""
+
+    run: str
+    error: Failure
+
+
+class RunCancelled(Body, tag="run_cancelled"):
+    """The run was stopped for good."""
+
+    run: str
+    reason: str = ""
+
+
+class RunParked(Body, tag="run_parked"):
+    """The run stopped until somebody decides; `calls` are what they must decide about."""
+
+    run: str
+    reason: str
+    calls: list[str] = []
+
+
+class RunReleased(Body, tag="run_released"):
+    """The worker left in good order; the run goes on when somebody resumes it."""
+
+    run: str
+    reason: str
+    wake_at: int | None = None
+
+
+EventBody = (
+    ThreadCreated
+    | ThreadForked
+    | RunStarted
+    | RunResumed
+    | ModelResponded
+    | ModelFailed
+    | ToolStarted
+    | ToolReturned
+    | ToolFailed
+    | ToolInDoubt
+    | ToolResolved
+    | StepRecorded
+    | StepFailed
+    | TimerSet
+    | TimerFired
+    | ApprovalRequested
+    | ApprovalGiven
+    | WaitStarted
+    | SignalReceived
+    | Patched
+    | DivergenceAccepted
+    | CancelRequested
+    | RunFinished
+    | RunFailed
+    | RunCancelled
+    | RunParked
+    | RunReleased
+)
+
+VERSIONS: dict[str, int] = {cls.__struct_config__.tag: 1 for cls in EventBody.__args__}
+"""Newest version of each kind that this refold reads and the one it writes."""
+
+RUN_ENDS = (RunFinished, RunFailed, RunCancelled)
+
+_decode = msgspec.json.Decoder(EventBody).decode
+
+
+def kind_of(body: EventBody) -> str:
+    """The kind name of a body."""
+    tag = body.__struct_config__.tag
+    assert isinstance(tag, str)
+    return tag
+
+
+def encode_body(body: EventBody) -> bytes:
+    """Canonical bytes of a body."""
+    return canonical(body)
+
+
+def decode_bytes(data: bytes) -> EventBody:
+    """The body held in *data*, which this process has just encoded."""
+    return _decode(data)
+
+
+def decode_event(event: Event) -> EventBody:
+    """
+    The body of a recorded event.
+
+    Raises:
+        UnknownEvent: Its kind is unknown or its version newer than this refold knows.
+        Corrupt: Its bytes are not what its kind promises.
+    """
+    known = VERSIONS.get(event.kind)
+    if known is None or event.version > known:
+        raise UnknownEvent(event.thread, event.seq, event.kind, event.version, known)
+    try:
+        body = _decode(event.body)
+    except msgspec.DecodeError as error:
+        raise Corrupt(
+            event.thread, event.seq, f"the body of {event.kind!r} cannot be decoded: {error}"
+        ) from None
+    if kind_of(body) != event.kind:
+        raise Corrupt(
+            event.thread, event.seq, f"the envelope says {event.kind!r}, the body {kind_of(body)!r}"
+        )
+    return body

@@ -1,0 +1,106 @@
+"""Messages from outside to a run: what they say, and the keys by which each is taken at most once."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import Raw, Struct
+
+from ..journal.codec import canonical
+from ..journal.errors import Corrupt
+from ..journal.store import Message
+from .errors import Effect
+from .events import NULL, Failure
+
+SIGNAL, APPROVAL, RESOLUTION, CANCEL, INPUT = "signal", "approval", "resolution", "cancel", "input"
+
+
+class Signal(Struct, frozen=True, omit_defaults=True):
+    """A value for a `run.wait_for(name)`."""
+
+    name: str
+    value: Raw = NULL
+    by: str = ""
+
+
+class Approval(Struct, frozen=True, omit_defaults=True):
+    """A person's answer about one call."""
+
+    call: str
+    approved: bool
+    by: str = ""
+    note: str = ""
+
+
+class Resolution(Struct, frozen=True, omit_defaults=True):
+    """What became of exactly one attempt of a call in doubt."""
+
+    call: str
+    attempt: int
+    outcome: Literal["returned", "failed", "did_not_happen"]
+    result: Raw = NULL
+    error: Failure | None = None
+    effect: Effect = "none"
+    by: str = ""
+
+
+class Cancel(Struct, frozen=True, omit_defaults=True):
+    """A wish to end a run; without `run`, whichever is going on."""
+
+    run: str | None = None
+    reason: str = ""
+    by: str = ""
+
+
+class Input(Struct, frozen=True, omit_defaults=True):
+    """An input that becomes the thread's next run."""
+
+    input: Raw
+    key: str | None = None
+    by: str = ""
+
+
+Content = Signal | Approval | Resolution | Cancel | Input
+
+_TYPES: dict[str, type[Content]] = {
+    SIGNAL: Signal,
+    APPROVAL: Approval,
+    RESOLUTION: Resolution,
+    CANCEL: Cancel,
+    INPUT: Input,
+}
+_DECODERS = {kind: msgspec.json.Decoder(cls) for kind, cls in _TYPES.items()}
+_KINDS = {cls: kind for kind, cls in _TYPES.items()}
+
+
+def encode_message(content: Content) -> tuple[str, bytes]:
+    """Kind and body to send."""
+    return _KINDS[type(content)], canonical(content)
+
+
+def decode_message(message: Message) -> Content | None:
+    """
+    What a message says; None for a kind this refold does not know, which is left where it is.
+
+    Raises:
+        Corrupt: Its body is not what its kind promises.
+    """
+    decoder = _DECODERS.get(message.kind)
+    if decoder is None:
+        return None
+    try:
+        content: Content = decoder.decode(message.body)
+    except msgspec.DecodeError as error:
+        raise Corrupt(message.thread, 0, f"inbox message {message.id} ({message.kind}): {error}") from None
+    return content
+
+
+def approval_key(call: str) -> str:
+    """An approval's key is its call id: of several answers the first stays."""
+    return f"{APPROVAL}/{call}"
+
+
+def resolution_key(call: str, attempt: int) -> str:
+    """A resolution's key names the attempt: of several the first stays."""
+    return f"{RESOLUTION}/{call}/{attempt}"

@@ -1,0 +1,235 @@
+"""Steps a program: one reply in, run to quiescence, new commands out. Knows no log and no event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+import sys
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from .commands import Call
+from .errors import ForeignAwait
+from .requests import Base, Interner, Prior
+from .run import Ask, GatherAsk, Run
+
+Program = Callable[[Run, Any], Coroutine[Any, Any, Any]]
+
+
+class Branch:
+    """One line of control: the program itself, or a branch of a gather. `base` is what it last asked a model."""
+
+    __slots__ = ("base", "coroutine", "counter", "group", "index", "path", "stream")
+
+    def __init__(
+        self, coroutine: Coroutine[Any, Any, Any], path: str, group: _Group | None, index: int, base: Base
+    ) -> None:
+        self.coroutine = coroutine
+        self.path = path
+        self.group = group
+        self.index = index
+        self.base = base
+        self.counter = 0
+        self.stream: random.Random | None = None
+
+    def next_path(self) -> str:
+        self.counter += 1
+        return f"{self.path}.{self.counter}" if self.path else str(self.counter)
+
+
+class _Group:
+    """A gather that waits for its branches."""
+
+    __slots__ = ("errors", "left", "parent", "results")
+
+    def __init__(self, parent: Branch, size: int) -> None:
+        self.parent = parent
+        self.left = size
+        self.results: list[Any] = [None] * size
+        self.errors: list[BaseException | None] = [None] * size
+
+
+class Done:
+    """How the program ended."""
+
+    __slots__ = ("error", "value")
+
+    def __init__(self, value: Any, error: BaseException | None) -> None:
+        self.value = value
+        self.error = error
+
+
+class Machine:
+    """
+    A program being stepped.
+
+    Args:
+        program: An `async def` taking a Run and the input.
+        thread: Thread id.
+        run_id: Id of the run; call ids are `run_id/path`.
+        seed: Start of the run's random streams.
+        prior: What earlier runs of the thread left.
+        patched: Asked by `run.patched`.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        *,
+        thread: str,
+        run_id: str,
+        seed: str,
+        prior: Prior,
+        patched: Callable[[str], bool],
+    ) -> None:
+        self._program = program
+        self._run_id = run_id
+        self.seed = seed
+        self.patched = patched
+        self.interner = Interner()
+        self.at = 0
+        self.pending: dict[str, Call] = {}
+        self.done: Done | None = None
+        self._prior = prior
+        self._ready: deque[tuple[Branch, Any, BaseException | None]] = deque()
+        self._asked: list[Call] = []
+        self._current: Branch | None = None
+        self._branches: set[Branch] = set()
+        self._broken: ForeignAwait | None = None
+        self.run = Run(self, thread=thread, run_id=run_id, prior=prior)
+
+    def start(self, value: Any, at: int) -> list[Call]:
+        """Call the program with its input and step it until it waits; the commands it then asks."""
+        self.at = at
+        coroutine = self._program(self.run, value)
+        if not inspect.iscoroutine(coroutine):
+            raise ForeignAwait(f"a program is an 'async def', {self._program!r} is not")
+        root = Branch(coroutine, "", None, 0, self._prior.base())
+        self._branches.add(root)
+        self._ready.append((root, None, None))
+        return self._pump()
+
+    def reply(self, call: Call, value: Any, error: BaseException | None, at: int) -> list[Call]:
+        """Answer a pending call and step the program until it waits again; the commands it then asks."""
+        self.at = at
+        del self.pending[call.path]
+        self._ready.append((call.branch, value, error))
+        return self._pump()
+
+    def branch_random(self) -> random.Random:
+        """The random stream of the branch being stepped."""
+        branch = self._current
+        if branch is None:
+            raise ForeignAwait("run.random is for the program, while it runs")
+        if branch.stream is None:
+            branch.stream = random.Random(f"{self.seed}/{branch.path}")
+        return branch.stream
+
+    def reseed(self, seed: str) -> None:
+        """Start all random streams anew, as a fork does."""
+        self.seed = seed
+        for branch in self._branches:
+            branch.stream = None
+
+    def close(self) -> None:
+        """Drop the program; its `finally` blocks run and may not ask for anything."""
+        for branch in sorted(self._branches, key=lambda b: b.path, reverse=True):
+            try:
+                with _no_event_loop():
+                    branch.coroutine.close()
+            except RuntimeError:
+                # The program awaited inside a finally block; there is nobody left to answer.
+                continue
+        self._branches.clear()
+        self.pending.clear()
+
+    def _pump(self) -> list[Call]:
+        self._asked = []
+        with _no_event_loop():
+            try:
+                while self._ready:
+                    branch, value, error = self._ready.popleft()
+                    self._current = branch
+                    self._step(branch, value, error)
+            finally:
+                self._current = None
+        if self._broken is not None:
+            raise self._broken
+        return self._asked
+
+    def _step(self, branch: Branch, value: Any, error: BaseException | None) -> None:
+        try:
+            asked = branch.coroutine.send(value) if error is None else branch.coroutine.throw(error)
+        except StopIteration as stop:
+            self._finish(branch, stop.value, None)
+        except (Exception, asyncio.CancelledError) as raised:
+            self._finish(branch, None, raised)
+        else:
+            if type(asked) is Ask:
+                self._ask(asked, branch)
+            elif type(asked) is GatherAsk:
+                self._fan(branch, asked)
+            else:
+                what = f"the program awaited {asked!r}, which is not a command of its run"
+                self._broken = ForeignAwait(
+                    f"{what}; do outside work in run.step(...) or a tool, and wait with run.sleep or run.wait_for"
+                )
+                self._ready.append((branch, None, self._broken))
+
+    def _ask(self, ask: Ask, branch: Branch) -> None:
+        path = branch.next_path()
+        call = Call(path, f"{self._run_id}/{path}", ask.make(), branch)
+        ask.call_id = call.id
+        self.pending[path] = call
+        self._asked.append(call)
+
+    def _fan(self, parent: Branch, ask: GatherAsk) -> None:
+        path = parent.next_path()
+        group = _Group(parent, len(ask.branches))
+        if not ask.branches:
+            self._ready.append((parent, [], None))
+        for index, item in enumerate(ask.branches):
+            # A bare command is wrapped, so that its path is the same as inside a coroutine of its own.
+            coroutine = item if inspect.iscoroutine(item) else _await(item)
+            branch = Branch(coroutine, f"{path}.{index + 1}", group, index, parent.base)
+            self._branches.add(branch)
+            self._ready.append((branch, None, None))
+
+    def _finish(self, branch: Branch, value: Any, error: BaseException | None) -> None:
+        self._branches.discard(branch)
+        if branch.group is None:
+            self.done = Done(value, error)
+        else:
+            self._settle(branch.group, branch.index, value, error)
+
+    def _settle(self, group: _Group, index: int, value: Any, error: BaseException | None) -> None:
+        group.results[index] = value
+        group.errors[index] = error
+        group.left -= 1
+        if not group.left:
+            first = next((e for e in group.errors if e is not None), None)
+            self._ready.append((group.parent, group.results, first))
+
+
+async def _await(item: Any) -> Any:
+    return await item
+
+
+@contextmanager
+def _no_event_loop() -> Iterator[None]:
+    """Hide the running loop: what works live only because of it would fail on replay."""
+    loop = asyncio._get_running_loop()
+    if loop is None:
+        yield
+        return
+    hooks = sys.get_asyncgen_hooks()
+    asyncio._set_running_loop(None)
+    sys.set_asyncgen_hooks(None, None)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(loop)
+        sys.set_asyncgen_hooks(*hooks)

@@ -1,0 +1,353 @@
+"""
+Model requests: conversations that grow, their fingerprints, and the form in which they are stored.
+
+A request is never stored whole. `RequestDelta` says how it is made from the request before it:
+ranges of that one's items, references to replies and results that are events already, and items that are new.
+A fingerprint is by value and costs what is new: item digests are combined as a polynomial modulo a prime,
+so any window of a conversation is hashed from two prefix sums.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, overload
+
+from msgspec import Raw, Struct
+
+from ..journal import codec
+
+_PRIME = (1 << 255) - 19
+_BASE = int.from_bytes(hashlib.sha256(b"refold request 1").digest()) % _PRIME
+
+VOLATILE = frozenset(
+    {
+        "api_key",
+        "api_base",
+        "base_url",
+        "headers",
+        "extra_headers",
+        "timeout",
+        "metadata",
+        "user",
+        "callbacks",
+        "client",
+    }
+)
+"""Parameters left out of the fingerprint and of the log: they do not change what is asked, or are secret."""
+
+ABSENT = Raw(b"")
+"""Stands for no value where a field holds raw JSON; it is left out of what is stored."""
+
+
+class NewItem(Struct, frozen=True, omit_defaults=True, gc=False):
+    """One item that the request before did not have: a literal message, or a reference to an event."""
+
+    message: Raw = ABSENT
+    reply: str | None = None
+    """Call id of the model call whose assistant message this is."""
+    result: str | None = None
+    """Call id of the tool call whose outcome this message tells."""
+    id: str | None = None
+    """The tool call id that the provider knows the result by."""
+    input: str | None = None
+    """Id of the run whose input this user message is."""
+
+
+class RequestDelta(Struct, frozen=True, omit_defaults=True, gc=False):
+    """
+    A request against the one before it on its branch.
+
+    Args:
+        base: Call id of that request; "prior" for the last preamble and the conversation of the thread's earlier runs; None for neither.
+        parts: In order, ranges `[from, to)` of the base's items, and new items.
+        params: The parameters, when they differ from the base's.
+    """
+
+    base: str | None = None
+    parts: list[tuple[int, int] | NewItem] = []
+    params: Raw = ABSENT
+
+
+class Item(Struct, frozen=True, gc=False):
+    """One message of a conversation: its canonical bytes, and the event it comes from if there is one."""
+
+    raw: bytes
+    reply: str | None = None
+    result: str | None = None
+    id: str | None = None
+    input: str | None = None
+
+    def stored(self) -> NewItem:
+        """How this item is written into the log."""
+        if self.reply is None and self.result is None and self.input is None:
+            return NewItem(message=Raw(self.raw))
+        return NewItem(reply=self.reply, result=self.result, id=self.id, input=self.input)
+
+
+class _Segment:
+    """An append-only run of items with prefix sums of their hash polynomial."""
+
+    __slots__ = ("items", "sums")
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        self.sums: list[int] = [0]
+
+    def add(self, item: Item) -> None:
+        digest = int.from_bytes(hashlib.sha256(item.raw).digest())
+        self.items.append(item)
+        self.sums.append((self.sums[-1] * _BASE + digest) % _PRIME)
+
+    def hash(self, low: int, high: int) -> int:
+        return (self.sums[high] - self.sums[low] * _power(high - low)) % _PRIME
+
+
+_powers: list[int] = [1]
+
+
+def _power(n: int) -> int:
+    while len(_powers) <= n:
+        _powers.append(_powers[-1] * _BASE % _PRIME)
+    return _powers[n]
+
+
+_Range = tuple[_Segment, int, int]
+
+
+class Messages(Sequence[dict[str, Any]]):
+    """
+    A conversation: an append-only sequence of messages, cheap to copy, to cut and to fingerprint.
+
+    Messages are held as canonical bytes and decoded when looked at, so that a request of thousands of messages
+    costs nothing until somebody reads it.
+    """
+
+    __slots__ = ("_own", "_ranges", "_size")
+
+    def __init__(self, messages: Iterable[Mapping[str, Any]] = ()) -> None:
+        self._own = _Segment()
+        self._ranges: list[_Range] = []
+        self._size = 0
+        for message in messages:
+            self.add(message)
+
+    def add(self, message: Mapping[str, Any]) -> None:
+        """Append a literal message (a chat-completions dict)."""
+        self.add_item(Item(codec.encode(message, what="a model message")))
+
+    def add_item(self, item: Item) -> None:
+        """Append an item that may refer to an event."""
+        own = self._own
+        own.add(item)
+        end = len(own.items)
+        if self._ranges and self._ranges[-1][0] is own and self._ranges[-1][2] == end - 1:
+            self._ranges[-1] = (own, self._ranges[-1][1], end)
+        else:
+            self._ranges.append((own, end - 1, end))
+        self._size += 1
+
+    def copy(self) -> Messages:
+        """The same conversation, to be continued apart."""
+        other = Messages()
+        other._ranges = list(self._ranges)
+        other._size = self._size
+        return other
+
+    def items(self) -> Iterator[Item]:
+        """The items in order."""
+        for segment, low, high in self._ranges:
+            yield from segment.items[low:high]
+
+    @property
+    def ranges(self) -> tuple[_Range, ...]:
+        """The pieces this conversation is made of; a value, unchanged by later additions."""
+        return tuple(self._ranges)
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Messages: ...
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | Messages:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(self._size)
+            if step != 1:
+                raise ValueError("a conversation can be cut, not reordered: slice it with step 1")
+            return self._cut(start, max(start, stop))
+        position = index + self._size if index < 0 else index
+        if not 0 <= position < self._size:
+            raise IndexError("message index out of range")
+        for segment, low, high in self._ranges:
+            if position < high - low:
+                return codec.decode(segment.items[low + position].raw)  # type: ignore[no-any-return]
+            position -= high - low
+        raise AssertionError("ranges do not add up to the size")
+
+    def _cut(self, start: int, stop: int) -> Messages:
+        other = Messages()
+        offset = 0
+        for segment, low, high in self._ranges:
+            first, last = max(start - offset, 0), min(stop - offset, high - low)
+            if first < last:
+                other._ranges.append((segment, low + first, low + last))
+                other._size += last - first
+            offset += high - low
+        return other
+
+    def __add__(self, more: Messages | Iterable[Mapping[str, Any]]) -> Messages:
+        """A new conversation: this one, then *more*."""
+        other = self.copy()
+        if isinstance(more, Messages):
+            other._ranges.extend(more._ranges)
+            other._size += more._size
+        else:
+            for message in more:
+                other.add(message)
+        return other
+
+    def __repr__(self) -> str:
+        return f"Messages({self._size} messages)"
+
+
+class Params:
+    """Parameters of a request (model, tools, temperature ...), encoded once."""
+
+    __slots__ = ("digest", "raw", "secret", "values")
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = {k: v for k, v in values.items() if k not in VOLATILE and v is not None}
+        self.secret = {k: v for k, v in values.items() if k in VOLATILE}
+        self.raw = codec.encode(self.values, what="model parameters")
+        self.digest = hashlib.sha256(self.raw).digest()
+
+
+class Request:
+    """A request as asked by a program: frozen at the moment of asking."""
+
+    __slots__ = ("_fingerprint", "params", "ranges", "size")
+
+    def __init__(self, messages: Messages, params: Params) -> None:
+        self.ranges = messages.ranges
+        self.size = len(messages)
+        self.params = params
+        self._fingerprint: str | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of parameters and messages by value; 32 hex digits."""
+        if self._fingerprint is None:
+            total = 0
+            for segment, low, high in self.ranges:
+                total = (total * _power(high - low) + segment.hash(low, high)) % _PRIME
+            seed = self.params.digest + total.to_bytes(32) + self.size.to_bytes(8)
+            self._fingerprint = hashlib.sha256(seed).hexdigest()[:32]
+        return self._fingerprint
+
+    def messages(self) -> Messages:
+        """The conversation asked with, decoded as it is read."""
+        messages = Messages()
+        messages._ranges = list(self.ranges)
+        messages._size = self.size
+        return messages
+
+    def delta(self, base: Base | None) -> RequestDelta:
+        """This request against *base*, in the form that is stored."""
+        parts: list[tuple[int, int] | NewItem] = []
+        for segment, low, high in self.ranges:
+            position = low
+            while position < high:
+                found = base.find(segment, position) if base else None
+                if found is None:
+                    parts.append(segment.items[position].stored())
+                    position += 1
+                    continue
+                at, length = found
+                length = min(length, high - position)
+                last = parts[-1] if parts else None
+                if isinstance(last, tuple) and last[1] == at:
+                    parts[-1] = (last[0], at + length)
+                else:
+                    parts.append((at, at + length))
+                position += length
+        same = base is not None and base.params_digest == self.params.digest
+        return RequestDelta(base.call if base else None, parts, ABSENT if same else Raw(self.params.raw))
+
+
+class Base:
+    """What the next request on a branch is stored against."""
+
+    __slots__ = ("call", "params_digest", "ranges")
+
+    def __init__(self, call: str, ranges: tuple[_Range, ...], params_digest: bytes | None) -> None:
+        self.call = call
+        self.ranges = ranges
+        self.params_digest = params_digest
+
+    def find(self, segment: _Segment, position: int) -> tuple[int, int] | None:
+        """Where the item stands among the base's items, and how many follow it there; None if it does not."""
+        offset = 0
+        for own, low, high in self.ranges:
+            if own is segment and low <= position < high:
+                return offset + position - low, high - position
+            offset += high - low
+        return None
+
+
+class Prior(Struct, frozen=True):
+    """
+    What a run inherits from the thread's earlier runs.
+
+    Args:
+        messages: Their conversation.
+        preamble: The instructions last asked with, which a run may ask with again.
+        params_digest: Digest of the parameters last asked with.
+    """
+
+    messages: Messages
+    preamble: Messages
+    params_digest: bytes | None = None
+
+    def base(self) -> Base:
+        """The first request of the run is stored against this."""
+        return Base("prior", self.preamble.ranges + self.messages.ranges, self.params_digest)
+
+
+class Interner:
+    """Turns plain message lists into conversations that share what they have in common."""
+
+    def __init__(self) -> None:
+        self._segment = _Segment()
+        self._index: dict[bytes, int] = {}
+        self._replies: list[tuple[bytes, str]] = []
+
+    def know_reply(self, call: str, raw: bytes) -> None:
+        """Remember a model's message, so that a list holding its value refers to the event."""
+        self._replies.append((raw, call))
+
+    def _learn(self) -> None:
+        for raw, call in self._replies:
+            if raw not in self._index:
+                self._index[raw] = len(self._segment.items)
+                self._segment.add(Item(raw, reply=call))
+        self._replies.clear()
+
+    def messages(self, plain: Iterable[Mapping[str, Any]]) -> Messages:
+        """The conversation of a plain list."""
+        self._learn()
+        messages = Messages()
+        for message in plain:
+            raw = codec.encode(message, what="a model message")
+            position = self._index.get(raw)
+            if position is None:
+                position = self._index[raw] = len(self._segment.items)
+                self._segment.add(Item(raw))
+            ranges = messages._ranges
+            if ranges and ranges[-1][2] == position:
+                ranges[-1] = (self._segment, ranges[-1][1], position + 1)
+            else:
+                ranges.append((self._segment, position, position + 1))
+            messages._size += 1
+        return messages

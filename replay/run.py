@@ -1,0 +1,205 @@
+"""The handle through which a program asks for everything: `Run`, and the awaitables it makes."""
+
+from __future__ import annotations
+
+import inspect
+import random
+import uuid
+import warnings
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from ..journal import codec
+from .commands import Command, ModelCall, Sleep, StepCall, ToolCall, WaitFor
+from .errors import ForeignAwait
+from .ports import ToolSpec
+from .requests import Messages, Params, Prior, Request
+
+if TYPE_CHECKING:
+    from .machine import Machine
+
+
+class Ask:
+    """A command that is about to be asked: it gets its path when it is awaited, and is awaited once."""
+
+    __slots__ = ("call_id", "make", "used")
+
+    def __init__(self, make: Callable[[], Command]) -> None:
+        self.make = make
+        self.call_id = ""
+        """Known once it has been awaited."""
+        self.used = False
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        self.take()
+        return (yield self)
+
+    def take(self) -> None:
+        """Mark as awaited."""
+        if self.used:
+            raise RuntimeError("a command is awaited once; ask for another one")
+        self.used = True
+
+    def __del__(self) -> None:
+        if not self.used:
+            warnings.warn("a command of a run was made and never awaited", RuntimeWarning, stacklevel=2)
+
+
+class GatherAsk:
+    """Several branches that run side by side."""
+
+    __slots__ = ("branches",)
+
+    def __init__(self, branches: tuple[Any, ...]) -> None:
+        self.branches = branches
+
+    def __await__(self) -> Generator[Any, Any, list[Any]]:
+        result: list[Any] = yield self
+        return result
+
+
+class Run:
+    """
+    What a program has instead of a world.
+
+    Everything it awaits is one of these commands; everything it gets comes from the log or is recorded there
+    before the program sees it. Nothing here performs anything.
+    """
+
+    __slots__ = ("_machine", "_params", "prior", "run_id", "thread")
+
+    def __init__(self, machine: Machine, *, thread: str, run_id: str, prior: Prior) -> None:
+        self._machine = machine
+        self._params: dict[tuple[Any, ...], Params] = {}
+        self.thread = thread
+        self.run_id = run_id
+        self.prior = prior
+        """The conversation of the thread's earlier runs."""
+
+    def model(
+        self,
+        *,
+        messages: Messages | Iterable[Mapping[str, Any]],
+        params: Params | None = None,
+        **parameters: Any,
+    ) -> Ask:
+        """
+        Ask a model; the reply is a `Response`.
+
+        Args:
+            messages: The conversation, as a `Messages` or a plain list of chat-completions dicts.
+            params: Parameters encoded once, for loops.
+            parameters: `model=` and what else the provider takes.
+
+        Raises (when awaited):
+            ModelError: The call failed for good.
+        """
+        if params is None:
+            params = Params(parameters)
+        conversation = (
+            messages if isinstance(messages, Messages) else self._machine.interner.messages(messages)
+        )
+        request = Request(conversation, params)
+        return Ask(lambda: ModelCall(request))
+
+    def tool(self, tool: ToolSpec, /, *args: Any, **kwargs: Any) -> Ask:
+        """
+        Call a tool; the reply is its result.
+
+        Raises (when awaited):
+            ToolError: It failed; `effect` says what is known.
+        """
+        named = tool.arguments(*args, **kwargs)
+        encoded = codec.encode(named, what=f"arguments of tool {tool.name!r}")
+        return Ask(lambda: ToolCall(tool, encoded))
+
+    def recorded_tool(self, tool: ToolSpec, named: Mapping[str, Any], *, refused: str | None = None) -> Ask:
+        """
+        Call a tool with named arguments; the reply is the canonical bytes of its result (`msgspec.Raw`).
+
+        Args:
+            tool: Which.
+            named: Its arguments.
+            refused: Why it cannot be called; recorded as the call's failure.
+        """
+        encoded = codec.encode(named, what=f"arguments of tool {tool.name!r}")
+        return Ask(lambda: ToolCall(tool, encoded, True, refused))
+
+    def step(
+        self, function: Callable[..., Any], /, *args: Any, read_only: bool = False, **kwargs: Any
+    ) -> Ask:
+        """
+        Do repeatable outside work: at least once, its result or failure recorded.
+
+        Args:
+            function: A function or coroutine function; its qualified name is what the log knows it by.
+            args: Its arguments, recorded and compared on replay.
+            read_only: It changes nothing outside, so it need not wait until what led to it is durable.
+            kwargs: Its keyword arguments.
+
+        Raises (when awaited):
+            StepError: It raised.
+        """
+        name = getattr(function, "__qualname__", None) or type(function).__qualname__
+        encoded = codec.encode([list(args), kwargs], what=f"arguments of step {name!r}")
+        return Ask(lambda: StepCall(name, encoded, function, read_only))
+
+    def sleep(self, duration: float | timedelta) -> Ask:
+        """Let *duration* (seconds or a timedelta) pass; longer waits survive the process."""
+        return Ask(lambda: Sleep(_microseconds(duration)))
+
+    def wait_for(self, name: str, *, timeout: float | timedelta | None = None) -> Ask:
+        """
+        Wait for a signal of this name; the reply is its value, or None when *timeout* runs out first.
+
+        Args:
+            name: What `refold send THREAD --signal NAME` and `journal.signal` name it by.
+            timeout: Seconds or a timedelta; None waits for ever.
+        """
+        limit = None if timeout is None else _microseconds(timeout)
+        return Ask(lambda: WaitFor(name, limit))
+
+    def gather(self, *branches: Ask | GatherAsk | Coroutine[Any, Any, Any]) -> GatherAsk:
+        """
+        Run branches side by side; the reply is the list of their results.
+
+        Waits for all of them, then raises the error of the lowest branch that failed.
+        """
+        for branch in branches:
+            if not (isinstance(branch, Ask | GatherAsk) or inspect.iscoroutine(branch)):
+                raise ForeignAwait(
+                    f"gather takes commands of this run or coroutines that await them, not {branch!r}"
+                )
+        return GatherAsk(branches)
+
+    def now(self) -> datetime:
+        """The time of the reply being delivered (UTC): constant within a step, the same on replay."""
+        return datetime.fromtimestamp(self._machine.at / 1e6, UTC)
+
+    @property
+    def random(self) -> random.Random:
+        """A seeded stream of this branch's own: the same on replay."""
+        return self._machine.branch_random()
+
+    def uuid(self) -> uuid.UUID:
+        """A random UUID, the same on replay."""
+        return uuid.UUID(int=self.random.getrandbits(128), version=4)
+
+    def patched(self, patch: str) -> bool:
+        """
+        Whether new code may run: true for runs that had not come this far when it was deployed.
+
+        The first answer holds for the whole run.
+        """
+        return self._machine.patched(patch)
+
+    def __repr__(self) -> str:
+        return f"Run({self.thread!r}, {self.run_id!r})"
+
+
+def _microseconds(duration: float | timedelta) -> int:
+    seconds = duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
+    if not 0 <= seconds < 1e10:
+        raise ValueError(f"a duration is a finite number of seconds from 0 on, not {duration!r}")
+    return round(seconds * 1e6)

@@ -1,0 +1,263 @@
+"""
+Folds a thread's events into what can be said of it without running any program: runs, open calls, waits, usage.
+
+This is what lists, shows and guards a thread: which run is unfinished, what is in doubt, who may answer what.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Literal
+
+from msgspec import Raw, Struct, field
+
+from ..journal.envelope import Event
+from . import events as ev
+from .ports import Usage
+
+RunStatus = Literal["running", "waiting", "parked", "released", "finished", "failed", "cancelled"]
+CallStatus = Literal["started", "in doubt", "waits for approval", "waits for a signal", "sleeps", "retries"]
+
+
+class OpenCall(Struct):
+    """A call that has something recorded and no outcome yet."""
+
+    call: str
+    status: CallStatus
+    name: str = ""
+    args: Raw = ev.NULL
+    attempt: int = 0
+    key: str = ""
+    due: int | None = None
+    since: int = 0
+    seq: int = 0
+
+
+class Totals(Struct):
+    """Sums over recorded responses; unknown amounts are counted, not guessed."""
+
+    responses: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_micro: int = 0
+    unknown_usage: int = 0
+    unknown_cost: int = 0
+
+    def add(self, usage: Usage) -> None:
+        """Count one response."""
+        self.responses += 1
+        if usage.input_tokens is None or usage.output_tokens is None:
+            self.unknown_usage += 1
+        self.input_tokens += usage.input_tokens or 0
+        self.output_tokens += usage.output_tokens or 0
+        if usage.cost_micro is None:
+            self.unknown_cost += 1
+        self.cost_micro += usage.cost_micro or 0
+
+
+class RunState(Struct):
+    """One run of a thread."""
+
+    run: str
+    program: str
+    digest: str
+    input: Raw
+    key: str | None = None
+    started_at: int = 0
+    first_seq: int = 0
+    last_seq: int = 0
+    status: RunStatus = "running"
+    reason: str = ""
+    output: Raw | None = None
+    error: ev.Failure | None = None
+    tenures: int = 1
+    idle_tenures: int = 0
+    """Tenures in a row that ended without a release and without recording any outcome."""
+    open: dict[str, OpenCall] = field(default_factory=dict)
+    usage: Totals = field(default_factory=Totals)
+    tools: int = 0
+    patches: list[str] = field(default_factory=list)
+    accepted: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing will be added to this run."""
+        return self.status in ("finished", "failed", "cancelled")
+
+
+class ThreadStatus(Struct):
+    """A thread as its events tell it."""
+
+    thread: str
+    head: int = 0
+    uid: str = ""
+    last_at: int = 0
+    origin: str | None = None
+    runs: list[RunState] = field(default_factory=list)
+    doubted: set[tuple[str, bytes]] = field(default_factory=set)
+    """(tool, argument bytes) whose effect is unknown: an identical call needs an approval."""
+
+    @property
+    def current(self) -> RunState | None:
+        """The newest run, ended or not."""
+        return self.runs[-1] if self.runs else None
+
+    @property
+    def unfinished(self) -> RunState | None:
+        """The run that has not ended, if there is one."""
+        run = self.current
+        return run if run is not None and not run.ended else None
+
+    def run(self, run_id: str) -> RunState | None:
+        """The run of that id."""
+        return next((r for r in self.runs if r.run == run_id), None)
+
+    def open_call(self, call_id: str) -> OpenCall | None:
+        """The open call of that id, in whichever run."""
+        run = self.run(call_id.partition("/")[0])
+        return run.open.get(call_id) if run else None
+
+    def copy(self) -> ThreadStatus:
+        """An independent copy."""
+        return copy.deepcopy(self)
+
+    def apply(self, seq: int, body: ev.EventBody) -> None:
+        """Fold one event."""
+        self.head = seq
+        self.last_at = body.at
+        match body:
+            case ev.ThreadCreated():
+                self.uid = body.uid
+            case ev.ThreadForked():
+                self.uid, self.origin = body.uid, body.origin
+            case ev.RunStarted():
+                self.runs.append(
+                    RunState(
+                        run=body.run,
+                        program=body.program,
+                        digest=body.digest,
+                        input=body.input,
+                        key=body.key,
+                        started_at=body.at,
+                        first_seq=seq,
+                    )
+                )
+            case _:
+                self._apply_to_run(seq, body)
+        if self.runs:
+            self.runs[-1].last_seq = seq
+
+    def _apply_to_run(self, seq: int, body: ev.EventBody) -> None:
+        run_id = getattr(body, "run", None) or getattr(body, "call", "").partition("/")[0]
+        run = self.run(run_id)
+        if run is not None:
+            _apply(self, run, seq, body)
+
+
+def fold(thread: str, events: Iterable[Event], *, lenient: bool = False) -> ThreadStatus:
+    """
+    The status of *thread* after *events*.
+
+    Args:
+        thread: Thread id.
+        events: Its events from seq 1 on.
+        lenient: Pass over events of unknown kinds and versions, for viewing.
+
+    Raises:
+        UnknownEvent: An event this refold cannot apply, unless *lenient*.
+    """
+    status = ThreadStatus(thread)
+    for event in events:
+        try:
+            body = ev.decode_event(event)
+        except ev.UnknownEvent:
+            if not lenient:
+                raise
+            status.head = event.seq
+            continue
+        status.apply(event.seq, body)
+    return status
+
+
+def _apply(thread: ThreadStatus, run: RunState, seq: int, body: ev.EventBody) -> None:
+    calls = run.open
+    match body:
+        case ev.RunResumed():
+            if run.status == "running":
+                run.idle_tenures += 1
+            run.status, run.reason = "running", ""
+            run.tenures, run.digest = body.tenure, body.digest
+            for call in calls.values():
+                if call.status == "started":
+                    call.status = "in doubt"
+        case ev.ToolStarted():
+            run.idle_tenures = run.idle_tenures if body.attempt > 1 else 0
+            calls[body.call] = OpenCall(
+                body.call, "started", body.tool, body.args, body.attempt, body.key, since=body.at, seq=seq
+            )
+        case ev.ApprovalRequested():
+            calls[body.call] = OpenCall(
+                body.call, "waits for approval", body.tool, body.args, since=body.at, seq=seq
+            )
+        case ev.TimerSet():
+            calls[body.call] = OpenCall(body.call, "sleeps", due=body.due, since=body.at, seq=seq)
+        case ev.WaitStarted():
+            calls[body.call] = OpenCall(
+                body.call, "waits for a signal", body.name, due=body.due, since=body.at, seq=seq
+            )
+        case ev.ToolInDoubt():
+            if body.call in calls:
+                calls[body.call].status = "in doubt"
+        case ev.RunParked():
+            run.status, run.reason, run.idle_tenures = "parked", body.reason, 0
+        case ev.RunReleased():
+            run.status = "waiting" if body.reason == "waiting" else "released"
+            run.reason, run.idle_tenures = body.reason, 0
+        case ev.RunFinished():
+            run.status, run.output = "finished", body.output
+        case ev.RunFailed():
+            run.status, run.error, run.reason = "failed", body.error, body.error.message
+        case ev.RunCancelled():
+            run.status, run.reason = "cancelled", body.reason
+            for call in calls.values():
+                if call.status in ("started", "in doubt"):
+                    call.status = "in doubt"
+                    thread.doubted.add((call.name, bytes(call.args)))
+        case ev.Patched():
+            run.patches.append(body.id)
+        case ev.DivergenceAccepted():
+            run.accepted.append((body.recorded, body.asked))
+        case _:
+            _apply_outcome(thread, run, body)
+
+
+def _apply_outcome(thread: ThreadStatus, run: RunState, body: ev.EventBody) -> None:
+    call_id = getattr(body, "call", None)
+    if call_id is None:
+        return
+    run.idle_tenures = 0
+    open_call = run.open.get(call_id)
+    match body:
+        case ev.ModelResponded():
+            run.usage.add(body.usage)
+        case ev.ModelFailed() if not body.final:
+            run.open[call_id] = OpenCall(
+                call_id, "retries", attempt=body.attempt, due=body.retry_at, since=body.at
+            )
+            return
+        case ev.ToolReturned():
+            run.tools += 1
+        case ev.ToolFailed() if not body.final:
+            if open_call is not None:
+                open_call.status, open_call.due = "retries", body.retry_at
+            return
+        case ev.ToolFailed():
+            run.tools += 1
+            if body.effect == "unknown" and open_call is not None:
+                thread.doubted.add((open_call.name, bytes(open_call.args)))
+        case ev.ToolResolved() if open_call is not None:
+            thread.doubted.discard((open_call.name, bytes(open_call.args)))
+        case ev.ApprovalGiven() if body.approved and open_call is not None:
+            thread.doubted.discard((open_call.name, bytes(open_call.args)))
+    run.open.pop(call_id, None)
