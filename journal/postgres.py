@@ -1,0 +1,431 @@
+"""The journal in PostgreSQL: the functions of `schema.sql`, called over psycopg. The one module that imports it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, LiteralString
+from uuid import UUID
+
+import psycopg
+from psycopg import pq
+from psycopg.abc import Buffer
+from psycopg.adapt import Loader
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
+
+from . import statements as sql
+from .envelope import Event, check_thread_id
+from .errors import RefoldError, StoreRefused, StoreUnavailable, ThreadNotFound, UsageError
+from .install import check_server, ensure_schema
+from .limits import check_message
+from .sqlstate import Verdict, verdict
+from .store import (
+    Append,
+    AppendResult,
+    Busy,
+    Cursor,
+    Lease,
+    Message,
+    Page,
+    Release,
+    Sent,
+    ThreadInfo,
+    ThreadState,
+)
+
+Connection = psycopg.Connection[sql.Row]
+
+_POOL_MAX = 8
+_POOL_WAIT_S = 10.0
+
+# A server that vanished without a word must not hold an append for the hours TCP would wait.
+_DEFAULTS = {
+    "connect_timeout": "10",
+    "keepalives": "1",
+    "keepalives_idle": "15",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+    "application_name": "refold",
+}
+
+_EPOCH_US = 946_684_800_000_000
+_ATTENTION = (ThreadState.RUNNING, ThreadState.WAITING, ThreadState.PARKED, ThreadState.FAILED)
+
+# Errors psycopg raises by itself, before anything is sent, are of these classes and carry no SQLSTATE.
+_UNSENT = (psycopg.DataError, psycopg.ProgrammingError, psycopg.NotSupportedError)
+_UNFIT = {
+    "42501": "rights are missing; let the owner of the schema run: select refold.allow('<role>')",
+    "42883": "a function of the refold schema is missing; 'refold doctor' says more",
+    "42P01": "a table of the refold schema is missing; 'refold doctor' says more",
+    "3F000": "the refold schema is missing; 'refold init' sets it up",
+}
+
+
+class _MicrosLoader(Loader):
+    """A timestamptz as microseconds since the epoch: exact, and without a datetime for each row."""
+
+    format = pq.Format.BINARY
+
+    def load(self, data: Buffer) -> int:
+        return int.from_bytes(data, "big", signed=True) + _EPOCH_US
+
+
+class PostgresStore:
+    """
+    Threads in a PostgreSQL database; made by `open`.
+
+    Every call is one statement on an autocommit connection and relies on nothing of the session.
+    """
+
+    def __init__(self, conninfo: str, *, unsafe: bool, prepare: bool, identity: str) -> None:
+        self._conninfo = conninfo
+        self._unsafe = unsafe
+        self._prepare = prepare
+        self._identity = identity
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._lines: list[Connection] = []
+        self._pool: ConnectionPool[Connection] | None = None
+        self._at_exit = _close_at_exit(self)
+
+    @classmethod
+    def open(
+        cls, dsn: str, *, unsafe: bool = False, prepare: bool = True, install: bool = True
+    ) -> PostgresStore:
+        """
+        Connect, check the server and see that the schema is there.
+
+        Args:
+            dsn: Connection string or URL.
+            unsafe: Accept a server that may lose what it has acknowledged.
+            prepare: Use prepared statements; not behind a pooler in transaction mode.
+            install: Set the schema up if it is missing.
+
+        Raises:
+            UsageError: The connection string is malformed.
+            StoreUnavailable: The server cannot be reached.
+            StoreRefused: Server, rights or schema are unfit.
+        """
+        conninfo = _conninfo(dsn)
+        connection = _connect(conninfo)
+        try:
+            identity = set_up(connection, unsafe=unsafe, install=install)
+        finally:
+            connection.close()
+        return cls(conninfo, unsafe=unsafe, prepare=prepare, identity=identity)
+
+    @property
+    def identity(self) -> str:
+        """Which database on which server this is."""
+        return self._identity
+
+    def create(self, thread: str) -> bool:
+        """Make *thread* if it is not there; True if it was made now."""
+        check_thread_id(thread)
+        return bool(self._ask(sql.CREATE, (thread,))[0][0])
+
+    def info(self, thread: str) -> ThreadInfo:
+        """The thread's row. Raises `ThreadNotFound`."""
+        rows = self._ask(sql.INFO, (check_thread_id(thread),))
+        if not rows:
+            raise ThreadNotFound(thread)
+        return sql.info_of(rows[0])
+
+    def threads(
+        self,
+        *,
+        after: tuple[int, str] | None = None,
+        limit: int = 100,
+        states: Sequence[ThreadState] | None = None,
+        attention: bool = False,
+    ) -> list[ThreadInfo]:
+        """Threads, newest first, one keyset page."""
+        at, thread = after or (None, "")
+        wanted = _ATTENTION if attention and states is None else states
+        if wanted is not None:
+            wanted = [state for state in ThreadState if state in wanted]
+            if attention:
+                wanted = [state for state in wanted if state in _ATTENTION]
+        names = None if wanted is None else [state.value for state in wanted]
+        rows = self._ask(sql.LIST, (at, thread, max(limit, 0), names, attention))
+        return [sql.info_of(row) for row in rows]
+
+    def acquire(self, thread: str, *, holder: UUID, ttl_s: float, steal: bool = False) -> Lease | Busy:
+        """Take the thread if it is free, expired, or already *holder*'s; the fence grows unless it is."""
+        check_thread_id(thread)
+        ((outcome, fence, head, head_hash, state, remaining_s),) = self._ask(
+            sql.ACQUIRE, (thread, holder, ttl_s, steal)
+        )
+        if outcome == "missing":
+            raise ThreadNotFound(thread)
+        if outcome == "busy":
+            return Busy(remaining_s)
+        return Lease(
+            thread=thread,
+            holder=holder,
+            fence=fence,
+            head=head,
+            head_hash=head_hash,
+            state=ThreadState(state),
+            ttl_s=ttl_s,
+        )
+
+    def renew(self, thread: str, *, fence: int, ttl_s: float) -> bool:
+        """Renew the lease for *ttl_s* from now; False if the fence is not current."""
+        return bool(self._call(sql.RENEW, (thread, fence, ttl_s))[0][0])
+
+    def append(self, append: Append) -> AppendResult:
+        """Append a batch, or say why not."""
+        if len(append.events) == 1 and not append.consumed:
+            rows = self._call(sql.APPEND, sql.append_params(append))
+        else:
+            rows = self._call(sql.APPEND_BATCH, sql.append_batch_params(append))
+        return sql.append_result(*rows[0])
+
+    def append_many(self, appends: Sequence[Append]) -> list[AppendResult]:
+        """Append batches of different threads with one commit; each has its own outcome, in order."""
+        # Every call locks its threads in one order, that of code points, so no two can wait for each other.
+        placed = sorted(range(len(appends)), key=lambda place: appends[place].thread)
+        ordered = [appends[place] for place in placed]
+        if len({append.thread for append in ordered}) != len(ordered):
+            raise UsageError("append_many takes at most one append for each thread")
+        if not ordered:
+            return []
+        ((outcomes, heads),) = self._call(sql.APPEND_MANY, sql.append_many_params(ordered))
+        results = dict(zip(placed, map(sql.append_result, outcomes, heads), strict=True))
+        return [results[place] for place in range(len(appends))]
+
+    def release(self, thread: str, *, fence: int, seen: int) -> Release:
+        """Give the lease back, unless a message with an id above *seen* waits in the inbox."""
+        answer = self._ask(sql.RELEASE, (thread, fence, seen))[0][0]
+        if answer == "missing":
+            raise ThreadNotFound(thread)
+        return Release(answer)
+
+    def read(self, thread: str, *, after: int = 0, upto: int | None = None, limit: int = 1000) -> list[Event]:
+        """Events with `after < seq <= upto` in seq order, *limit* at most. Empty for an unknown thread."""
+        check_thread_id(thread)
+        return sql.events_of(thread, self._ask(sql.READ, (thread, after, upto, max(limit, 0))))
+
+    def feed(self, after: Cursor, *, limit: int = 1000) -> Page:
+        """Events of all threads after *after*, each once, in seq order within a thread, none ever missed."""
+        rows = self._ask(sql.FEED, (after.xid, after.thread, after.seq, max(limit, 0)))
+        cursor = Cursor(*rows[-1][:3]) if rows else after
+        return Page(tuple(Event(*row[1:]) for row in rows), cursor)
+
+    def send(self, thread: str, *, key: str, kind: str, body: bytes) -> Sent:
+        """Put a message into the inbox; of several with one key the first stays. Raises `ThreadNotFound`."""
+        check_thread_id(thread)
+        check_message(thread, key, kind, body)
+        ((outcome, *message),) = self._ask(sql.SEND, (thread, key, kind, body))
+        if outcome == "missing":
+            raise ThreadNotFound(thread)
+        return Sent(outcome == "stored", sql.message_of(tuple(message)))
+
+    def inbox(self, thread: str, *, after: int = 0, consumed: bool = False) -> list[Message]:
+        """Messages that wait, in order of arrival; with *consumed* those already taken too."""
+        check_thread_id(thread)
+        return [sql.message_of(row) for row in self._ask(sql.MESSAGES, (thread, after, consumed))]
+
+    def close(self) -> None:
+        """Close connections; calls under way may fail with `StoreUnavailable`."""
+        with self._lock:
+            self._closed = True
+            lines, self._lines = self._lines, []
+            pool, self._pool = self._pool, None
+        if os.getpid() != self._pid:
+            return
+        for line in lines:
+            line.close()
+        if pool is not None:
+            pool.close()
+        atexit.unregister(self._at_exit)
+
+    def _ask(self, query: LiteralString, params: sql.Params) -> list[sql.Row]:
+        """A short call, on a connection of the pool."""
+        pool = self._opened_pool()
+        try:
+            with _translated(), pool.connection() as connection:
+                return self._execute(connection, query, params)
+        except PoolClosed:
+            raise StoreUnavailable("this journal is closed; open another one") from None
+        except (PoolTimeout, TooManyRequests):
+            raise StoreUnavailable(
+                f"no connection to {_where(self._conninfo)} within {_POOL_WAIT_S:.0f} s; "
+                "is the server running, and does it take more connections?"
+            ) from None
+
+    def _call(self, query: LiteralString, params: sql.Params) -> list[sql.Row]:
+        """A call of the writer or the renewer, on a connection that no reader can keep it from."""
+        self._check_usable()
+        with self._lock:
+            line = self._lines.pop() if self._lines else None
+        if line is None:
+            line = _connect(self._conninfo)
+            self._configure(line)
+        try:
+            with _translated():
+                rows = self._execute(line, query, params)
+        except BaseException as error:
+            if isinstance(error, RefoldError) and not line.closed and not getattr(error, "ambiguous", False):
+                self._keep(line)
+            else:
+                line.close()
+            raise
+        self._keep(line)
+        return rows
+
+    def _keep(self, line: Connection) -> None:
+        with self._lock:
+            if not self._closed:
+                self._lines.append(line)
+                return
+        line.close()
+
+    def _execute(self, connection: Connection, query: LiteralString, params: sql.Params) -> list[sql.Row]:
+        return connection.execute(query, params, prepare=self._prepare, binary=True).fetchall()
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise StoreUnavailable("this journal is closed; open another one")
+        if os.getpid() != self._pid:
+            # Two processes on one socket would read each other's answers.
+            raise UsageError("this journal was opened before a fork; open another one in the child process")
+
+    def _opened_pool(self) -> ConnectionPool[Connection]:
+        self._check_usable()
+        with self._lock:
+            if self._pool is None:
+                self._pool = ConnectionPool(
+                    self._conninfo,
+                    connection_class=Connection,
+                    kwargs={"autocommit": True, "prepare_threshold": None},
+                    configure=self._configure,
+                    min_size=0,
+                    max_size=_POOL_MAX,
+                    timeout=_POOL_WAIT_S,
+                    reconnect_timeout=_POOL_WAIT_S,
+                    num_workers=1,
+                    name="refold",
+                    open=True,
+                )
+            return self._pool
+
+    def _configure(self, connection: Connection) -> None:
+        # Checked on each connection: after a failover it may be another server's.
+        with _translated():
+            server = check_server(connection, unsafe=self._unsafe)
+            if self._prepare and server.isolation != "read committed":
+                # Higher levels only cost retries; behind a pooler the setting would leak to other sessions.
+                connection.execute("set default_transaction_isolation = 'read committed'")
+        connection.adapters.register_loader("timestamptz", _MicrosLoader)
+
+
+def set_up(connection: psycopg.Connection[Any], *, unsafe: bool = False, install: bool = True) -> str:
+    """
+    Check the server of *connection*, see that the schema is there, and return the database's identity.
+
+    Safe from any number of processes at once, and inside a transaction of the caller's.
+
+    Raises:
+        StoreRefused: Server, rights or schema are unfit.
+        StoreUnavailable: The connection broke.
+    """
+    with _translated():
+        server = check_server(connection, unsafe=unsafe)
+        return ensure_schema(connection, server, install=install)
+
+
+def _conninfo(dsn: str) -> str:
+    try:
+        given = conninfo_to_dict(dsn)
+        # What libpq takes for a host when a password holds an unescaped '@' or '/'.
+        sound = (
+            not any(mark in str(given.get("host", "")) for mark in "@:") or ":" not in dsn.partition("://")[2]
+        )
+    except (psycopg.ProgrammingError, TypeError, AttributeError):
+        sound = False
+    if not sound:
+        # libpq's own words may quote a piece of the password.
+        raise UsageError(
+            "malformed connection string (not shown, it may hold a password); expected "
+            "'postgresql://user:password@host:5432/database' or 'host=... dbname=... user=...'; "
+            "in the first form special characters of a password are written %40 for @, %2F for /, %3A for :"
+        )
+    return make_conninfo("", **(_DEFAULTS | given | {"client_encoding": "UTF8"}))
+
+
+def _where(conninfo: str) -> str:
+    given = conninfo_to_dict(conninfo)
+    host = given.get("host") or given.get("hostaddr") or os.environ.get("PGHOST") or "the local socket"
+    port = given.get("port") or os.environ.get("PGPORT") or "5432"
+    database = given.get("dbname")
+    return f"PostgreSQL at {host}, port {port}" + (f", database {database!r}" if database else "")
+
+
+def _connect(conninfo: str) -> Connection:
+    try:
+        return psycopg.connect(conninfo, autocommit=True, prepare_threshold=None)
+    except psycopg.Error as error:
+        raise StoreUnavailable(
+            f"cannot connect to {_where(conninfo)}: {_first_line(error)}; "
+            "check that the server runs and that the connection string (dsn= or REFOLD_DSN) is right"
+        ) from None
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Errors of psycopg as errors of refold."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise _translate(error) from error
+
+
+def _translate(error: psycopg.Error) -> RefoldError:
+    state = error.sqlstate
+    found = verdict(state, sent=not (state is None and isinstance(error, _UNSENT)))
+    text = _first_line(error)
+    if found is Verdict.AMBIGUOUS:
+        return StoreUnavailable(
+            f"the connection to PostgreSQL broke before its answer came ({text}); the call may have been "
+            "performed all the same, and making the same call again is safe",
+            ambiguous=True,
+        )
+    if found is Verdict.AGAIN:
+        return StoreUnavailable(f"PostgreSQL cannot do this now ({text}); nothing was written, try again")
+    if found is Verdict.CONTENDED:
+        return StoreUnavailable(
+            f"another transaction holds the thread's row ({text}); nothing was written, try again",
+            contended=True,
+        )
+    if state is None:
+        return UsageError(f"PostgreSQL cannot take this value ({text}); nothing was written")
+    if state in _UNFIT:
+        return StoreRefused(f"PostgreSQL refused ({text}): {_UNFIT[state]}")
+    return RefoldError(f"PostgreSQL refused with SQLSTATE {state} ({text}); nothing was written")
+
+
+def _first_line(error: psycopg.Error) -> str:
+    text = error.diag.message_primary or str(error)
+    return text.strip().partition("\n")[0] or type(error).__name__
+
+
+def _close_at_exit(store: PostgresStore) -> Any:
+    """Register an exit handler that closes *store* and does not keep it alive."""
+    reference = weakref.ref(store)
+
+    def close() -> None:
+        store = reference()
+        if store is not None:
+            store.close()
+
+    atexit.register(close)
+    return close

@@ -1,0 +1,57 @@
+"""What an error of the database means for the call that met it. One table; no psycopg here."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Verdict(StrEnum):
+    """What is known of a call that ended with an error."""
+
+    AMBIGUOUS = "ambiguous"
+    """It may have been performed: only sending it again tells."""
+    AGAIN = "again"
+    """Nothing was written; the same call may well succeed later, or on another server."""
+    CONTENDED = "contended"
+    """Nothing was written; another transaction held the row. The server is well."""
+    DEFINITE = "definite"
+    """Nothing was written, and sending the same again will not help."""
+
+
+_BY_STATE: dict[str, Verdict] = {
+    "40003": Verdict.AMBIGUOUS,  # statement_completion_unknown
+    "40001": Verdict.CONTENDED,  # serialization_failure
+    "40P01": Verdict.CONTENDED,  # deadlock_detected
+    "55P03": Verdict.CONTENDED,  # lock_not_available
+    "57014": Verdict.CONTENDED,  # query_canceled: a time-out, or somebody's pg_cancel_backend
+    "25006": Verdict.AGAIN,  # read_only_sql_transaction: a standby; the primary is elsewhere, or will be here
+    "55006": Verdict.AGAIN,  # object_in_use
+    "55000": Verdict.AGAIN,  # object_not_in_prerequisite_state: recovery, replication set-up
+    "57P04": Verdict.DEFINITE,  # database_dropped
+    "53400": Verdict.DEFINITE,  # configuration_limit_exceeded
+}
+
+_BY_CLASS: dict[str, Verdict] = {
+    "08": Verdict.AMBIGUOUS,  # connection exceptions
+    "57": Verdict.AMBIGUOUS,  # operator intervention: 57P01 admin_shutdown can follow a local commit
+    "53": Verdict.AGAIN,  # insufficient resources: disk, memory, connections
+    "58": Verdict.AGAIN,  # errors outside of PostgreSQL: input and output
+}
+
+
+def verdict(sqlstate: str | None, *, sent: bool = True) -> Verdict:
+    """
+    What an error with *sqlstate* says about the call.
+
+    Args:
+        sqlstate: The server's five characters; None when no server's answer came (a broken connection, an
+            interrupt, any error that is not the database's).
+        sent: Whether the statement can have reached the server; False for errors while connecting and for
+            parameters refused before sending.
+    """
+    if sqlstate is None:
+        return Verdict.AMBIGUOUS if sent else Verdict.DEFINITE
+    found = _BY_STATE.get(sqlstate) or _BY_CLASS.get(sqlstate[:2], Verdict.DEFINITE)
+    if found is Verdict.AMBIGUOUS and not sent:
+        return Verdict.AGAIN
+    return found

@@ -1,0 +1,161 @@
+"""The calls of `schema.sql`'s functions: their texts, what goes in and what comes out. No psycopg here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, LiteralString
+
+from .envelope import Event
+from .store import Append, AppendResult, Message, Outcome, ThreadInfo, ThreadState
+
+Params = tuple[Any, ...]
+Row = tuple[Any, ...]
+
+APPEND: LiteralString = """
+select outcome, head from refold.append(
+  %s, %s::int8, %b, %s::int8, %s::float8, %s, %s::int8, %b, %s, %s::int2, %b, %b)
+"""
+APPEND_BATCH: LiteralString = """
+select outcome, head from refold.append_batch(
+  %s, %s::int8, %b, %s::int8, %s::float8, %s, %s::int8,
+  %b::uuid[], %b::text[], %b::int2[], %b::bytea[], %b::bytea[], %b::int8[])
+"""
+APPEND_MANY: LiteralString = """
+select outcomes, heads from refold.append_many(
+  %b::text[], %b::int8[], %b::bytea[], %b::int8[], %b::float8[], %b::text[], %b::int8[], %b::int8[], %b::bytea[],
+  %b::int4[], %b::int8[], %b::uuid[], %b::text[], %b::int2[], %b::bytea[], %b::bytea[],
+  %b::int4[], %b::int8[])
+"""
+CREATE: LiteralString = "select refold.create(%s)"
+ACQUIRE: LiteralString = """
+select outcome, fence, head, head_hash, state, remaining_s from refold.acquire(%s, %b, %s::float8, %s)
+"""
+RENEW: LiteralString = "select refold.renew(%s, %s::int8, %s::float8)"
+RELEASE: LiteralString = "select refold.release(%s, %s::int8, %s::int8)"
+READ: LiteralString = """
+select seq, id, kind, version, fence, recorded_at, hash, body
+  from refold.read(%s, %s::int8, %s::int8, %s::int8)
+"""
+FEED: LiteralString = """
+select xid, thread, seq, id, kind, version, fence, recorded_at, hash, body
+  from refold.feed(%s::int8, %s, %s::int8, %s::int8)
+"""
+SEND: LiteralString = """
+select outcome, (message).id, (message).thread, (message).key, (message).kind, (message).body,
+       (message).sent_at, (message).consumed_seq
+  from refold.send(%s, %s, %s, %b)
+"""
+MESSAGES: LiteralString = """
+select id, thread, key, kind, body, sent_at, consumed_seq from refold.messages(%s, %s::int8, %s)
+"""
+_STANDING: LiteralString = """
+select thread, head, head_hash, fence, holder, lease_remaining_s, state, wake_at, created_at, updated_at,
+       inbox_waiting
+"""
+INFO: LiteralString = _STANDING + "from refold.standing where thread = %s"
+LIST: LiteralString = _STANDING + "from refold.list(%s::int8, %s, %s::int8, %s::text[], %s)"
+
+
+def append_params(append: Append) -> Params:
+    """Parameters of APPEND for an append of one event that takes no message."""
+    (event,) = append.events
+    return (
+        append.thread,
+        append.expected,
+        append.expected_hash,
+        append.fence,
+        append.ttl_s,
+        append.state.value,
+        append.wake_at_us,
+        event.id,
+        event.kind,
+        event.version,
+        append.hashes[0],
+        event.body,
+    )
+
+
+def append_batch_params(append: Append) -> Params:
+    """Parameters of APPEND_BATCH."""
+    events = append.events
+    return (
+        append.thread,
+        append.expected,
+        append.expected_hash,
+        append.fence,
+        append.ttl_s,
+        append.state.value,
+        append.wake_at_us,
+        [event.id for event in events],
+        [event.kind for event in events],
+        [event.version for event in events],
+        list(append.hashes),
+        [event.body for event in events],
+        list(append.consumed),
+    )
+
+
+def append_many_params(appends: Sequence[Append]) -> Params:
+    """Parameters of APPEND_MANY; *appends* in the order of their threads."""
+    placed = [
+        (place, append.expected + offset, event)
+        for place, append in enumerate(appends, 1)
+        for offset, event in enumerate(append.events, 1)
+    ]
+    taken = [(place, message) for place, append in enumerate(appends, 1) for message in append.consumed]
+    return (
+        [append.thread for append in appends],
+        [append.expected for append in appends],
+        [append.expected_hash for append in appends],
+        [append.fence for append in appends],
+        [append.ttl_s for append in appends],
+        [append.state.value for append in appends],
+        [append.wake_at_us for append in appends],
+        [append.expected + len(append.events) for append in appends],
+        [append.hashes[-1] for append in appends],
+        [place for place, _, _ in placed],
+        [seq for _, seq, _ in placed],
+        [event.id for _, _, event in placed],
+        [event.kind for _, _, event in placed],
+        [event.version for _, _, event in placed],
+        [digest for append in appends for digest in append.hashes],
+        [event.body for _, _, event in placed],
+        [place for place, _ in taken],
+        [message for _, message in taken],
+    )
+
+
+def append_result(outcome: str, head: int) -> AppendResult:
+    """The answer to one append."""
+    return AppendResult(Outcome(outcome), head)
+
+
+def message_of(row: Row) -> Message:
+    """A row of the inbox."""
+    number, thread, key, kind, body, sent_at, consumed_seq = row
+    return Message(
+        id=number, thread=thread, key=key, kind=kind, body=body, sent_at=sent_at, consumed_seq=consumed_seq
+    )
+
+
+def info_of(row: Row) -> ThreadInfo:
+    """A row of `refold.standing`."""
+    thread, head, head_hash, fence, holder, remaining_s, state, wake_at, created_at, updated_at, waiting = row
+    return ThreadInfo(
+        thread=thread,
+        head=head,
+        head_hash=head_hash,
+        fence=fence,
+        holder=holder,
+        lease_remaining_s=remaining_s,
+        state=ThreadState(state),
+        wake_at_us=wake_at,
+        created_at=created_at,
+        updated_at=updated_at,
+        inbox_waiting=waiting,
+    )
+
+
+def events_of(thread: str, rows: Sequence[Row]) -> list[Event]:
+    """Rows of READ."""
+    return [Event(thread, *row) for row in rows]
