@@ -7,7 +7,7 @@ Each tool call of an assistant message is answered by exactly one tool message, 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from msgspec import Raw, Struct, field
@@ -215,24 +215,17 @@ def _system(first: NewItem) -> Messages:
     return messages
 
 
-def fold_prior(events: Sequence[Event]) -> Prior:
+def fold_prior(bodies: Iterable[ev.EventBody]) -> Prior:
     """What a run inherits from the thread's log before it: every call closed, the order fixed by the calls."""
-    fold = _folded(events)
+    fold = _Fold()
+    for body in bodies:
+        fold.apply(body)
     messages = Messages()
     for entry in fold.entries:
         messages.add_item(entry if isinstance(entry, Item) else result_item(entry.id, entry.call, entry.text))
     return Prior(messages, fold.preamble, fold.params_digest)
 
 
-def conversation(events: Sequence[Event]) -> list[dict[str, Any]]:
+def conversation(events: Iterable[Event]) -> list[dict[str, Any]]:
     """The messages of a thread after *events*, any prefix of its log, valid for providers; for viewing."""
-    return list(fold_prior(events).messages)
-
-
-def _folded(events: Sequence[Event]) -> _Fold:
-    fold = _Fold()
-    for event in events:
-        known = ev.VERSIONS.get(event.kind)
-        if known is not None and event.version <= known:
-            fold.apply(ev.decode_event(event))
-    return fold
+    return list(fold_prior(ev.known_bodies(events)).messages)

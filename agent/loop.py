@@ -51,6 +51,7 @@ class _Missing:
     """Stands for a tool that the model made up; it is never called."""
 
     repeatable = False
+    stoppable = True
     in_doubt: InDoubt = "park"
     timeout_s = 0.0
     idle_timeout_s = None

@@ -29,6 +29,7 @@ RETRIES_MAX = 100
 Reconciler = Callable[..., Any]
 Approval = bool | Callable[[Mapping[str, Any]], bool]
 
+_POLICIES: frozenset[str] = frozenset({"park", "retry", "tell_model"})
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _log = logging.getLogger("refold.tools")
 
@@ -77,6 +78,11 @@ class Tool(Struct, Generic[P, R], frozen=True, eq=False, kw_only=True):
     def repeatable(self) -> bool:
         """Whether running it twice for one call does no harm."""
         return self.read_only or self.idempotent or self.in_doubt == "retry"
+
+    @property
+    def stoppable(self) -> bool:
+        """Whether cancelling a call stops it; a sync function runs on in its thread."""
+        return offload.is_async(self.function)
 
     def schema(self) -> dict[str, Any]:
         """The tool as a chat-completions request describes it; equal on every call and in every process."""
@@ -219,7 +225,8 @@ def tool(
             "retry" (the default of repeatable tools), "tell_model", or a function that asks the outside world.
             The function takes any of the tool's parameters and a `ToolContext`, and returns `Happened(value)`,
             `DidNotHappen()` or `Unknown()`.
-        approval: Whether a person must allow each call, or a pure predicate on its arguments (a dict, defaults included).
+        approval: Whether a person must allow each call, or a pure predicate on its arguments
+            (a dict, defaults included).
         timeout_s: Total time one attempt may take, seconds.
         idle_timeout_s: Longest time between heartbeats, seconds, for tools that beat.
         retries: How many more attempts a failed call gets; repeatable tools only.
@@ -298,9 +305,7 @@ def _check_function(function: Any, name: str) -> None:
 
 def _contradictions(made: Tool[..., Any]) -> Iterable[str]:
     """What is wrong with the flags; the first is reported."""
-    if made.in_doubt not in ("park", "retry", "tell_model", "reconcile") or (
-        made.in_doubt == "reconcile" and made.reconciler is None
-    ):
+    if made.reconciler is None and made.in_doubt not in _POLICIES:
         yield f"in_doubt is 'park', 'retry', 'tell_model' or a function, not {made.in_doubt!r}"
     if made.read_only and made.in_doubt in ("park", "reconcile"):
         yield "it is read_only, so there is nothing to decide or look up when a call is in doubt: leave in_doubt out"
@@ -320,12 +325,12 @@ def _contradictions(made: Tool[..., Any]) -> Iterable[str]:
     if type(made.retries) is not int or not 0 <= made.retries <= RETRIES_MAX:
         yield f"retries is a number from 0 to {RETRIES_MAX}, not {made.retries!r}"
     elif made.retries and not made.repeatable:
-        yield "retries run it again after a failure that may have acted: declare it read_only or idempotent, or leave them out"
+        yield "retries run it again after it may have acted: declare it read_only or idempotent, or leave them out"
 
 
 def _is_time(value: Any) -> bool:
     return (
-        isinstance(value, int | float) and not isinstance(value, bool) and 0 < value and math.isfinite(value)
+        isinstance(value, int | float) and not isinstance(value, bool) and value > 0 and math.isfinite(value)
     )
 
 
@@ -340,7 +345,7 @@ def _unfit_reconciler(made: Tool[..., Any], reconciler: Reconciler) -> Iterable[
             parameter.VAR_POSITIONAL,
         )
         if not optional and parameter.name not in known:
-            yield f"its reconciler asks for {parameter.name!r}, which is neither a parameter of the tool nor a ToolContext"
+            yield f"its reconciler asks for {parameter.name!r}, neither a parameter of the tool nor a ToolContext"
 
 
 def _accepted(function: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ never compared by code.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import msgspec
@@ -337,6 +338,16 @@ def encode_body(body: EventBody) -> bytes:
 def decode_bytes(data: bytes) -> EventBody:
     """The body held in *data*, which this process has just encoded."""
     return _decode(data)
+
+
+def is_known(event: Event) -> bool:
+    """Whether this refold knows the event's kind and version."""
+    return event.version <= VERSIONS.get(event.kind, 0)
+
+
+def known_bodies(events: Iterable[Event]) -> Iterator[EventBody]:
+    """The bodies of those events that this refold knows, for viewing."""
+    return (decode_event(event) for event in events if is_known(event))
 
 
 def decode_event(event: Event) -> EventBody:

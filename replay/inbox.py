@@ -11,7 +11,7 @@ from ..journal.codec import canonical
 from ..journal.errors import Corrupt
 from ..journal.store import Message
 from .errors import Effect
-from .events import NULL, Failure
+from .events import NULL, Failure, ToolResolved
 
 SIGNAL, APPROVAL, RESOLUTION, CANCEL, INPUT = "signal", "approval", "resolution", "cancel", "input"
 
@@ -94,6 +94,20 @@ def decode_message(message: Message) -> Content | None:
     except msgspec.DecodeError as error:
         raise Corrupt(message.thread, 0, f"inbox message {message.id} ({message.kind}): {error}") from None
     return content
+
+
+def resolution_event(content: Resolution, at: int) -> ToolResolved:
+    """The event that takes a resolution into the log."""
+    return ToolResolved(
+        at=at,
+        call=content.call,
+        attempt=content.attempt,
+        outcome=content.outcome,
+        result=content.result,
+        error=content.error,
+        effect=content.effect,
+        by=content.by,
+    )
 
 
 def approval_key(call: str) -> str:

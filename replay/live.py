@@ -4,54 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import inspect
 import threading
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from msgspec import Struct
-
-from ..journal import codec
 from ..journal.envelope import NewEvent
 from ..journal.errors import LeaseLost, RefoldError
 from ..journal.journal import Journal
-from ..journal.sources import Sources
 from ..journal.store import AppendResult, ThreadState
 from ..journal.tenure import Tenure
-from .commands import Call, ModelCall, StepCall, ToolCall
-from .errors import ModelError
-from .ports import MakeContext, ModelClient
+from .commands import Call, ToolCall
+from .effects import Effects, Limits, World
 from .session import Completion, Session
 
-
-class Limits(Struct, frozen=True, kw_only=True):
-    """
-    Times a live run keeps to.
-
-    Args:
-        model_timeout_s: Total time one attempt at a model call may take.
-        step_timeout_s: Total time a step may take.
-        poll_s: How often the inbox is looked into.
-        leave_grace_s: How long running tools get when the caller goes away.
-        grace_s: How much longer than its time-out a call may take before its worker counts as hung.
-    """
-
-    model_timeout_s: float = 600.0
-    step_timeout_s: float = 600.0
-    poll_s: float = 0.5
-    leave_grace_s: float = 2.0
-    grace_s: float = 30.0
-
-
-class World(Struct, frozen=True, kw_only=True):
-    """What a live run acts with: a model client, how tool contexts are made, what tools are given, its times."""
-
-    models: ModelClient | None = None
-    make_context: MakeContext
-    deps: Any = None
-    limits: Limits = Limits()
+__all__ = ["Limits", "LiveHost", "World"]
 
 
 class LiveHost:
@@ -63,35 +31,29 @@ class LiveHost:
     """
 
     def __init__(self, journal: Journal, tenure: Tenure, world: World) -> None:
-        self.session: Session | None = None
         self._journal = journal
         self._tenure = tenure
-        self._world = world
-        self._sources: Sources = journal.sources
+        self._limits = world.limits
         self._loop = asyncio.get_running_loop()
         self._lock = threading.RLock()
+        self._session: Session | None = None
+        self._effects = Effects(journal, tenure, world, complete=self._completed, leaving=self._leaving)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._finished = asyncio.Event()
         self._detached = False
-        self._deadlines: dict[str, float] = {}
 
     # What the session asks
 
     def now_us(self) -> int:
         """Wall clock in microseconds."""
-        return self._sources.now_us()
+        return self._journal.sources.now_us()
 
     def new_id(self) -> uuid.UUID:
         """A fresh event id."""
-        return self._sources.new_id()
+        return self._journal.sources.new_id()
 
     def append(
-        self,
-        events: Sequence[NewEvent],
-        *,
-        state: ThreadState,
-        wake_at_us: int | None,
-        consumed: Sequence[int],
+        self, events: Sequence[NewEvent], *, state: ThreadState, wake_at_us: int | None, consumed: Sequence[int]
     ) -> None:
         """Hand a batch to the journal's writer."""
         future = self._tenure.append(events, state=state, wake_at_us=wake_at_us, consumed=consumed)
@@ -100,9 +62,17 @@ class LiveHost:
 
     def perform(self, call: Call, attempt: int) -> None:
         """Begin an effect as a task of the loop."""
-        task = self._loop.create_task(self._perform(call, attempt), context=contextvars.copy_context())
-        self._tasks[call.path] = task
-        task.add_done_callback(lambda _: self._tasks.pop(call.path, None))
+        self._spawn(call, self._effects.perform(call, attempt))
+
+    def reconcile(self, call: Call, attempt: int) -> None:
+        """Ask a tool's reconciler, as a task of the loop."""
+
+        async def ask() -> None:
+            assert isinstance(call.command, ToolCall)
+            verdict = await self._effects.reconcile(call, call.command.tool.timeout_s)
+            self._enter(lambda: self._live().reconciled(call.path, attempt, verdict))
+
+        self._spawn(call, ask())
 
     def abandon(self, call: Call) -> None:
         """Cancel an effect's task."""
@@ -126,18 +96,16 @@ class LiveHost:
         When the caller is cancelled nothing new begins, running tools get a short grace, and what has
         finished is recorded; then the cancellation goes on.
         """
-        self.session = session
+        self._session = session
         poller = self._loop.create_task(self._poll())
         self._tenure.on_lost(lambda: self._post(self._lost))
         try:
             self._enter(begin)
             await self._finished.wait()
         except asyncio.CancelledError:
-            self._enter(
-                lambda: self._live().stop("the caller went away", grace_s=self._world.limits.leave_grace_s)
-            )
+            self.stop("the caller went away", self._limits.leave_grace_s)
             try:
-                async with asyncio.timeout(self._world.limits.leave_grace_s + 1):
+                async with asyncio.timeout(self._limits.leave_grace_s + 1):
                     await self._finished.wait()
             except TimeoutError:
                 pass
@@ -154,14 +122,29 @@ class LiveHost:
         self._enter(lambda: self._live().stop(reason, grace_s=grace_s))
 
     def _live(self) -> Session:
-        assert self.session is not None
-        return self.session
+        assert self._session is not None
+        return self._session
 
-    def _enter(self, step: Callable[[], Any]) -> None:
+    def _leaving(self) -> bool:
+        return self._live().leaving()
+
+    def _spawn(self, call: Call, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work, context=contextvars.copy_context())
+        self._tasks[call.path] = task
+        task.add_done_callback(lambda done: self._done(call.path, done))
+
+    def _done(self, path: str, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(path) is task:
+            del self._tasks[path]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._enter(lambda: self._live().failed(error))
+
+    def _enter(self, step: Callable[[], Any]) -> Any:
         with self._lock:
             session = self._live()
+            result: Any = None
             try:
-                step()
+                result = step()
             except BaseException as error:
                 # A broken step leaves the session as a crash would: the log is the truth.
                 session.failed(error)
@@ -169,6 +152,7 @@ class LiveHost:
                     raise
             if (session.end is not None or session.error is not None) and not self._detached:
                 self._finished.set()
+            return result
 
     def _post(self, step: Callable[[], Any]) -> None:
         with self._lock:
@@ -176,6 +160,9 @@ class LiveHost:
                 self._loop.call_soon_threadsafe(self._enter, step)
                 return
         self._enter(step)
+
+    def _completed(self, call: Call, attempt: int, completion: Completion) -> bool:
+        return bool(self._enter(lambda: self._live().completed(call.path, attempt, completion)))
 
     def _appended(self, done: Future[AppendResult], count: int) -> None:
         error = done.exception()
@@ -190,115 +177,13 @@ class LiveHost:
             session.failed(LeaseLost(self._tenure.thread, fence=self._tenure.fence))
 
     async def _poll(self) -> None:
-        thread, limits = self._tenure.thread, self._world.limits
         while True:
-            await asyncio.sleep(limits.poll_s)
+            await asyncio.sleep(self._limits.poll_s)
             session = self._live()
             try:
-                messages = await asyncio.to_thread(self._journal.inbox, thread, after=session.seen)
+                messages = await asyncio.to_thread(self._journal.inbox, self._tenure.thread, after=session.seen)
             except RefoldError:
                 # The append will say what is wrong with the store; messages can wait.
                 continue
             if messages:
                 self._enter(lambda found=messages: session.deliver(found))  # type: ignore[misc]
-
-    # Effects
-
-    async def _perform(self, call: Call, attempt: int) -> None:
-        started_s = self._sources.monotonic_s()
-        timeout_s = self._timeout_of(call)
-        self._watch(call.path, started_s + timeout_s)
-        value: Any = None
-        error: BaseException | None = None
-        timed_out = False
-        try:
-            async with asyncio.timeout(timeout_s) as limit:
-                value = await self._effect(call, attempt, started_s + timeout_s)
-        except TimeoutError as late:
-            timed_out = limit.expired()
-            error = _overdue(call, timeout_s) if timed_out else late
-        except asyncio.CancelledError as cancelled:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                self._watch(call.path, None)
-                raise
-            error = cancelled
-        except Exception as raised:
-            error = raised
-        latency_us = round((self._sources.monotonic_s() - started_s) * 1e6)
-        self._watch(call.path, None)
-        completion = Completion(value=value, error=error, latency_us=latency_us, timed_out=timed_out)
-        self._enter(lambda: self._live().completed(call.path, attempt, completion))
-
-    def _effect(self, call: Call, attempt: int, deadline_s: float) -> Coroutine[Any, Any, Any]:
-        command = call.command
-        match command:
-            case ModelCall():
-                if self._world.models is None:
-                    raise ModelError("this run was started without a model client", kind="bad_request")
-                params = command.request.params
-                request = {**params.values, **params.secret, "messages": command.request.messages()}
-                return self._world.models.respond(request)
-            case StepCall():
-                return _run_step(command)
-            case ToolCall():
-                return self._run_tool(call, command, attempt, deadline_s)
-            case _:
-                raise AssertionError(f"{call!r} is not performed")
-
-    async def _run_tool(self, call: Call, command: ToolCall, attempt: int, deadline_s: float) -> Any:
-        if self._tenure.remaining_s() <= 0:
-            await self._renew()
-        context = self._world.make_context(
-            idempotency_key=call.key or "",
-            attempt=attempt,
-            thread=self._tenure.thread,
-            call=call.id,
-            deps=self._world.deps,
-            deadline_s=deadline_s - self._sources.monotonic_s(),
-        )
-        return await command.tool.call(codec.decode(command.args), context)
-
-    async def _renew(self) -> None:
-        """The lease may have run out while this process stood still: the tool runs only if it is still ours."""
-        sent_s = self._sources.monotonic_s()
-        renew = self._journal.store.renew
-        held = await asyncio.to_thread(
-            renew, self._tenure.thread, fence=self._tenure.fence, ttl_s=self._tenure.ttl_s
-        )
-        if held:
-            self._tenure.renewed(sent_s)
-        else:
-            self._tenure.mark_lost()
-            # This tool must not run and its outcome must not be recorded: wait to be cancelled.
-            await asyncio.Event().wait()
-
-    def _timeout_of(self, call: Call) -> float:
-        command = call.command
-        if isinstance(command, ToolCall):
-            return command.tool.timeout_s
-        limits = self._world.limits
-        return limits.model_timeout_s if isinstance(command, ModelCall) else limits.step_timeout_s
-
-    def _watch(self, path: str, deadline_s: float | None) -> None:
-        """Renewal goes on while every call is within its time and a grace."""
-        if deadline_s is None:
-            self._deadlines.pop(path, None)
-        else:
-            self._deadlines[path] = deadline_s + self._world.limits.grace_s
-        self._tenure.overdue_after(min(self._deadlines.values(), default=None))
-
-
-def _overdue(call: Call, timeout_s: float) -> Exception:
-    text = f"no answer within {timeout_s:g} s"
-    if isinstance(call.command, ModelCall):
-        return ModelError(text, kind="timeout", error_type="Timeout")
-    return TimeoutError(text)
-
-
-async def _run_step(command: StepCall) -> Any:
-    args, kwargs = codec.decode(command.args)
-    if inspect.iscoroutinefunction(command.function):
-        return await command.function(*args, **kwargs)
-    result = await asyncio.to_thread(command.function, *args, **kwargs)
-    return await result if inspect.isawaitable(result) else result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
 from msgspec import Struct
@@ -80,7 +80,16 @@ class MakeContext(Protocol):
     """Makes the context of a tool call."""
 
     def __call__(
-        self, *, idempotency_key: str, attempt: int, thread: str, call: str, deps: Any, deadline_s: float
+        self,
+        *,
+        idempotency_key: str,
+        attempt: int,
+        thread: str,
+        call: str,
+        deps: Any,
+        deadline_s: float,
+        heartbeat: Callable[[], None],
+        cancelled: Callable[[], bool],
     ) -> ToolContext:
         """A context for one attempt."""
 
@@ -111,6 +120,10 @@ class ToolSpec(Protocol):
     @property
     def retries(self) -> int:
         """How many more attempts a failed repeatable call gets."""
+
+    @property
+    def stoppable(self) -> bool:
+        """Whether cancelling a call stops it (async functions); a sync one runs on in its thread."""
 
     def needs_approval(self, args: Mapping[str, Any]) -> bool:
         """Whether a person must allow this call; a pure function of the arguments."""

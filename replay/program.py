@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from ..journal.envelope import Event
+from .events import EventBody
 from .requests import Messages, Prior
 from .run import Run
 
@@ -41,7 +41,7 @@ class Program:
         name: str,
         definition: Mapping[str, str],
         concurrency: int = CONCURRENCY_DEFAULT,
-        fold_prior: Callable[[Sequence[Event]], Prior] | None = None,
+        fold_prior: Callable[[Sequence[EventBody]], Prior] | None = None,
     ) -> None:
         if concurrency < 1:
             raise ValueError(f"concurrency is at least 1, not {concurrency}")
@@ -52,11 +52,11 @@ class Program:
         self.concurrency = concurrency
         self._fold_prior = fold_prior
 
-    def prior(self, events: Sequence[Event]) -> Prior:
-        """What a run inherits from *events*, the thread's log before it."""
-        if self._fold_prior is None or not events:
+    def prior(self, bodies: Sequence[EventBody]) -> Prior:
+        """What a run inherits from *bodies*, the thread's log before it."""
+        if self._fold_prior is None or not bodies:
             return Prior(Messages(), Messages())
-        return self._fold_prior(events)
+        return self._fold_prior(bodies)
 
     def __repr__(self) -> str:
         return f"Program({self.name!r}, definition {self.digest})"

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from msgspec import Struct
 
 from ..journal.envelope import GENESIS, Event, chain
 from ..journal.errors import Corrupt
 from . import events as ev
-from .interpreter import Interpreter
+from .divergence import Divergence
+from .interpreter import Interpreter, describe_body
 from .program import Program
-from .status import RunState, ThreadStatus, fold
+from .status import RunState, ThreadStatus
 
 
 class Thread(Struct):
     """A thread's events, and what they say without running any program."""
 
     name: str
-    events: list[Event]
+    bodies: list[ev.EventBody]
     status: ThreadStatus
 
     @property
     def head(self) -> int:
         """Seq of the newest event."""
-        return len(self.events)
+        return len(self.bodies)
 
 
 def load(name: str, events: list[Event]) -> Thread:
@@ -36,6 +35,8 @@ def load(name: str, events: list[Event]) -> Thread:
         UnknownEvent: An event this refold cannot apply.
     """
     previous = GENESIS
+    status = ThreadStatus(name)
+    bodies: list[ev.EventBody] = []
     for position, event in enumerate(events, 1):
         if event.seq != position:
             raise Corrupt(name, position, f"the log has seq {event.seq} where {position} is due")
@@ -44,7 +45,10 @@ def load(name: str, events: list[Event]) -> Thread:
                 name, position, "its hash does not follow from the event before: it or that one was changed"
             )
         previous = event.hash
-    return Thread(name, events, fold(name, events))
+        body = ev.decode_event(event)
+        status.apply(position, body)
+        bodies.append(body)
+    return Thread(name, bodies, status)
 
 
 def interpret(
@@ -63,11 +67,12 @@ def interpret(
         Divergence: The program asks for something else than the log says.
         ForeignAwait: It awaits something that is not a command of its run.
     """
-    before = thread.events[: run.first_seq - 1]
-    recorded = thread.events[run.first_seq - 1 : run.last_seq]
-    earlier = fold(thread.name, before)
-    bodies = [ev.decode_event(event) for event in recorded]
-    accepted = {(b.recorded, b.asked) for b in bodies if isinstance(b, ev.DivergenceAccepted)}
+    before = thread.bodies[: run.first_seq - 1]
+    recorded = thread.bodies[run.first_seq - 1 : run.last_seq]
+    earlier = ThreadStatus(thread.name)
+    for seq, body in enumerate(before, 1):
+        earlier.apply(seq, body)
+    accepted = {(b.recorded, b.asked) for b in recorded if isinstance(b, ev.DivergenceAccepted)}
     if accept is not None:
         accepted.add(accept)
     interpreter = Interpreter(
@@ -77,13 +82,13 @@ def interpret(
         run_id=run.run,
         prior=program.prior(before),
         accepted=frozenset(accepted),
-        patches=frozenset(b.id for b in bodies if isinstance(b, ev.Patched)),
+        patches=frozenset(b.id for b in recorded if isinstance(b, ev.Patched)),
         doubted=frozenset(earlier.doubted),
     )
-    interpreter.remaining = len(bodies)
-    for event, body in zip(recorded, bodies, strict=True):
+    interpreter.remaining = len(recorded)
+    for seq, body in enumerate(recorded, run.first_seq):
         interpreter.remaining -= 1
-        interpreter.apply(event.seq, body)
+        interpreter.apply(seq, body)
     return interpreter
 
 
@@ -97,6 +102,20 @@ def replay(program: Program, name: str, events: list[Event]) -> ThreadStatus:
         UnknownEvent: An event this refold cannot apply.
     """
     thread = load(name, events)
+    covered = 0
     for run in thread.status.runs:
+        _check_between(thread, covered + 1, run.first_seq)
         interpret(program, thread, run).machine.close()
+        covered = run.last_seq
+    _check_between(thread, covered + 1, thread.head + 1)
     return thread.status
+
+
+def _check_between(thread: Thread, first: int, end: int) -> None:
+    """Outside of runs there are only events of the thread, and answers about calls of runs that have ended."""
+    for seq in range(first, end):
+        body = thread.bodies[seq - 1]
+        if not isinstance(body, ev.ThreadCreated | ev.ThreadForked | ev.ToolResolved):
+            raise Divergence(
+                thread=thread.name, seq=seq, recorded=describe_body(body), asked="nothing: no run is going on"
+            )

@@ -16,6 +16,7 @@ from ..journal.store import Message, Release
 from ..journal.tenure import Tenure
 from . import events as ev
 from .errors import RunFailed, RunUnfinished
+from .inbox import Resolution, decode_message, resolution_event
 from .interpreter import Interpreter
 from .live import LiveHost, World
 from .program import Program
@@ -179,7 +180,7 @@ class Runner:
                 return self._result(thread.status, run)
             if run is None:
                 assert value is not None
-                session, begin = self._new_run(tenure, thread, value, key)
+                session, begin = self._new_run(tenure, thread, value, key, messages)
             else:
                 session, begin = await self._resumed(tenure, thread, run, messages, accept)
             try:
@@ -223,15 +224,17 @@ class Runner:
         )
 
     def _new_run(
-        self, tenure: Tenure, thread: Thread, value: bytes, key: str | None
+        self, tenure: Tenure, thread: Thread, value: bytes, key: str | None, messages: list[Message]
     ) -> tuple[Session, Begin]:
         status, program = thread.status, self._program
         at = max(status.last_at, self._journal.sources.now_us())
         before: list[ev.EventBody] = []
-        if not thread.events:
+        if not thread.bodies:
             before.append(ev.ThreadCreated(at=at, uid=self._journal.sources.new_id().hex))
         if status.unfinished is not None:
             before += _superseded(status.unfinished, at)
+        resolved, consumed = _late_resolutions(status, messages, at)
+        before += resolved
         after = status.copy()
         for offset, body in enumerate(before, 1):
             after.apply(tenure.head + offset, body)
@@ -241,7 +244,7 @@ class Runner:
             thread=self._thread,
             uid=after.uid,
             run_id=run_id,
-            prior=program.prior(thread.events),
+            prior=program.prior([*thread.bodies, *before]),
             doubted=frozenset(after.doubted),
         )
         started = ev.RunStarted(
@@ -258,7 +261,7 @@ class Runner:
             interpreter, self._new_host(tenure), head=tenure.head, last_at=at, policy=self._policy
         )
         session.observe = self._observer(status)
-        return session, lambda: session.start(started, before=before)
+        return session, lambda: session.start(started, before=before, consumed=consumed)
 
     async def _resumed(
         self, tenure: Tenure, thread: Thread, run: RunState, messages: list[Message], accept: bool
@@ -346,6 +349,23 @@ def read_all(journal: Journal, thread: str, *, upto: int | None = None) -> list[
         if len(page) < READ_PAGE:
             break
     return events
+
+
+def _late_resolutions(
+    status: ThreadStatus, messages: list[Message], at: int
+) -> tuple[list[ev.EventBody], list[int]]:
+    """What has become known of calls of earlier runs since; the conversation tells the model."""
+    resolved: list[ev.EventBody] = []
+    consumed: list[int] = []
+    for message in messages:
+        content = decode_message(message)
+        if not isinstance(content, Resolution):
+            continue
+        call = status.open_call(content.call)
+        consumed.append(message.id)
+        if call is not None and call.attempt == content.attempt:
+            resolved.append(resolution_event(content, at))
+    return resolved, consumed
 
 
 def _same(run_id: str) -> Choose:

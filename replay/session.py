@@ -24,9 +24,9 @@ from ..journal.store import Message, ThreadState
 from . import events as ev
 from .commands import Call, ModelCall, Phase, Sleep, StepCall, ToolCall, WaitFor
 from .errors import ForeignAwait, ModelError, ToolError
-from .inbox import CANCEL, Approval, Cancel, Resolution, Signal, decode_message
+from .inbox import CANCEL, Approval, Cancel, Resolution, Signal, decode_message, resolution_event
 from .interpreter import Interpreter
-from .outcomes import ToolRaised
+from .outcomes import DidNotHappen, Happened, Reconciled, ToolRaised
 from .ports import ModelReply
 from .response import encode_reply
 
@@ -91,6 +91,9 @@ class Host(Protocol):
     def perform(self, call: Call, attempt: int) -> None:
         """Begin an effect; answered by `Session.completed`."""
 
+    def reconcile(self, call: Call, attempt: int) -> None:
+        """Ask the outside world about a call in doubt; answered by `Session.reconciled`."""
+
     def abandon(self, call: Call) -> None:
         """Ask an effect under way to stop."""
 
@@ -153,8 +156,18 @@ class Session:
 
     # Inputs
 
-    def start(self, started: ev.RunStarted, *, before: Iterable[ev.EventBody] = ()) -> None:
-        """Begin a new run; *before* goes into the same append and concerns the thread or its earlier runs."""
+    def start(
+        self, started: ev.RunStarted, *, before: Iterable[ev.EventBody] = (), consumed: Iterable[int] = ()
+    ) -> None:
+        """
+        Begin a new run.
+
+        Args:
+            started: Its first event.
+            before: Events of the thread or its earlier runs that go into the same append.
+            consumed: Inbox ids that *before* takes.
+        """
+        self._consumed.extend(consumed)
         for body in before:
             self._put(body)
         self._base = self._head + 1
@@ -224,6 +237,16 @@ class Session:
         self._go_on()
         return True
 
+    def reconciled(self, path: str, attempt: int, verdict: Reconciled) -> None:
+        """The outside world has said what it knows of an attempt in doubt."""
+        call = self.interpreter.pending.get(path)
+        if self.error is not None or call is None or self._performing.get(path) != attempt:
+            return
+        del self._performing[path]
+        if call.phase is Phase.DOUBT and self._halted is None:
+            self._resolve(call, verdict)
+        self._go_on()
+
     def deliver(self, messages: Sequence[Message]) -> None:
         """Messages have arrived in the inbox."""
         self._remember(messages)
@@ -273,6 +296,10 @@ class Session:
                 del self._performing[path]
                 self._host.abandon(call)
         self._set_grace(grace_s)
+
+    def leaving(self) -> bool:
+        """Whether what runs had better stop: the worker leaves, lost its lease, or the run is cancelled."""
+        return self.error is not None or self._idle_by_order()
 
     # Beginning
 
@@ -468,6 +495,9 @@ class Session:
         policy = command.tool.in_doubt
         if policy == "retry":
             self._start_tool(call, command)
+        elif policy == "reconcile" and call.path not in self._performing:
+            self._performing[call.path] = call.attempt
+            self._host.reconcile(call, call.attempt)
         elif policy == "tell_model":
             text = "The call was interrupted; it may or may not have happened."
             self._emit(
@@ -477,6 +507,36 @@ class Session:
                     error=ev.Failure("OutcomeUnknown", text),
                     effect="unknown",
                     attempt=call.attempt,
+                )
+            )
+
+    def _resolve(self, call: Call, verdict: Reconciled) -> None:
+        """Record a reconciler's answer; `Unknown` leaves the doubt to a person."""
+        at, attempt = self._at(), call.attempt
+        if isinstance(verdict, DidNotHappen):
+            self._emit(
+                ev.ToolResolved(at=at, call=call.id, attempt=attempt, outcome="did_not_happen", by="reconciler")
+            )
+        elif isinstance(verdict, Happened):
+            assert isinstance(call.command, ToolCall)
+            what = f"result of the reconciler of tool {call.command.tool.name!r}"
+            error: ev.Failure | None = None
+            result = b"null"
+            try:
+                result = codec.encode(verdict.value, what=what)
+                codec.check_size(result, what=what, limit=RESULT_BYTES_MAX)
+            except (UnsupportedValue, LimitExceeded) as refused:
+                error, result = _failure(refused), b"null"
+            self._emit(
+                ev.ToolResolved(
+                    at=at,
+                    call=call.id,
+                    attempt=attempt,
+                    outcome="returned" if error is None else "failed",
+                    result=Raw(result),
+                    error=error,
+                    effect="none" if error is None else "done",
+                    by="reconciler",
                 )
             )
 
@@ -548,17 +608,7 @@ class Session:
         call = self._named(content.call)
         if call is None or call.attempt != content.attempt or call.phase is not Phase.DOUBT:
             return self._stale(message, content.call, call)
-        body = ev.ToolResolved(
-            at=self._at(),
-            call=call.id,
-            attempt=content.attempt,
-            outcome=content.outcome,
-            result=content.result,
-            error=content.error,
-            effect=content.effect,
-            by=content.by,
-        )
-        self._emit(body, consumed=message.id)
+        self._emit(resolution_event(content, self._at()), consumed=message.id)
         return True
 
     def _stale(self, message: Message, call_id: str, call: Call | None) -> bool:
@@ -741,7 +791,7 @@ class Session:
             call = self.interpreter.pending[path]
             del self._performing[path]
             self._host.abandon(call)
-            if isinstance(call.command, ToolCall) and call.phase is Phase.STARTED:
+            if call.phase is Phase.STARTED:
                 why = "it was still running when its worker left"
                 self._emit(ev.ToolInDoubt(at=at, call=call.id, attempt=call.attempt, why=why))
         if self.interpreter.cancelling and self.interpreter.ended is None:
@@ -844,3 +894,20 @@ def _failure(error: BaseException | None) -> ev.Failure:
         return ev.Failure("Error", "unknown")
     info = codec.describe_error(error)
     return ev.Failure(info.type, info.message)
+
+
+def late_resolution(call: Call, attempt: int, completion: Completion) -> Resolution | None:
+    """What the outcome of a tool that was given up tells whoever holds the thread now; None if it tells nothing."""
+    if not isinstance(call.command, ToolCall):
+        return None
+    tool, error = call.command.tool, completion.error
+    if error is None:
+        try:
+            result = codec.encode(completion.value, what=f"result of tool {tool.name!r}")
+            codec.check_size(result, what=f"result of tool {tool.name!r}", limit=RESULT_BYTES_MAX)
+            return Resolution(call.id, attempt, "returned", Raw(result), by="worker")
+        except (UnsupportedValue, LimitExceeded) as refused:
+            return Resolution(call.id, attempt, "failed", error=_failure(refused), effect="done", by="worker")
+    if not isinstance(error, ToolError) or error.effect == "unknown":
+        return None
+    return Resolution(call.id, attempt, "failed", error=_failure(error), effect=error.effect, by="worker")

@@ -126,6 +126,7 @@ class ThreadStatus(Struct):
         """Fold one event."""
         self.head = seq
         self.last_at = body.at
+        open_run = self.unfinished
         match body:
             case ev.ThreadCreated():
                 self.uid = body.uid
@@ -141,12 +142,13 @@ class ThreadStatus(Struct):
                         key=body.key,
                         started_at=body.at,
                         first_seq=seq,
+                        last_seq=seq,
                     )
                 )
             case _:
                 self._apply_to_run(seq, body)
-        if self.runs:
-            self.runs[-1].last_seq = seq
+        if open_run is not None:
+            open_run.last_seq = seq
 
     def _apply_to_run(self, seq: int, body: ev.EventBody) -> None:
         run_id = getattr(body, "run", None) or getattr(body, "call", "").partition("/")[0]
@@ -169,14 +171,9 @@ def fold(thread: str, events: Iterable[Event], *, lenient: bool = False) -> Thre
     """
     status = ThreadStatus(thread)
     for event in events:
-        try:
-            body = ev.decode_event(event)
-        except ev.UnknownEvent:
-            if not lenient:
-                raise
-            status.head = event.seq
-            continue
-        status.apply(event.seq, body)
+        status.head = event.seq
+        if not lenient or ev.is_known(event):
+            status.apply(event.seq, ev.decode_event(event))
     return status
 
 

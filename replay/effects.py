@@ -1,0 +1,295 @@
+"""Performs calls on the event loop: models, steps and tools, each within its time, each ending in one completion."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct
+
+from ..journal import codec
+from ..journal.errors import RefoldError
+from ..journal.journal import Journal
+from ..journal.tenure import Tenure
+from .commands import Call, ModelCall, StepCall, ToolCall
+from .errors import ModelError
+from .inbox import encode_message, resolution_key
+from .outcomes import Reconciled, Unknown
+from .ports import MakeContext, ModelClient, ToolContext
+from .session import Completion, late_resolution
+
+STOP_GRACE_S = 1.0
+"""How long an async tool gets to come to its end after it was cancelled."""
+
+_log = logging.getLogger("refold.replay")
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """
+    Times a live run keeps to.
+
+    Args:
+        model_timeout_s: Total time one attempt at a model call may take.
+        step_timeout_s: Total time a step may take.
+        poll_s: How often the inbox is looked into.
+        leave_grace_s: How long running tools get when the caller goes away.
+        grace_s: How much longer than its time-out a call may take before its worker counts as hung.
+    """
+
+    model_timeout_s: float = 600.0
+    step_timeout_s: float = 600.0
+    poll_s: float = 0.5
+    leave_grace_s: float = 2.0
+    grace_s: float = 30.0
+
+
+class World(Struct, frozen=True, kw_only=True):
+    """What a live run acts with: a model client, how tool contexts are made, what tools are given, its times."""
+
+    models: ModelClient | None = None
+    make_context: MakeContext
+    deps: Any = None
+    limits: Limits = Limits()
+
+
+class Effects:
+    """
+    The calls under way of one session.
+
+    Args:
+        journal: Its clocks, and its inbox for outcomes that come too late for the log.
+        tenure: Checked before each tool; told until when its worker may take.
+        world: What to act with.
+        complete: Takes a completion on the loop; False if nobody waits for it any more.
+        leaving: Whether running tools had better stop.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        tenure: Tenure,
+        world: World,
+        *,
+        complete: Callable[[Call, int, Completion], bool],
+        leaving: Callable[[], bool],
+    ) -> None:
+        self._journal = journal
+        self._sources = journal.sources
+        self._tenure = tenure
+        self._world = world
+        self._complete = complete
+        self._leaving = leaving
+        self._deadlines: dict[str, float] = {}
+        self._alive: dict[str, asyncio.Task[Any]] = {}
+        """Sync tools by path that were given up and still run in this process."""
+
+    async def perform(self, call: Call, attempt: int) -> None:
+        """Perform one call; ends by handing over its completion, unless it is cancelled."""
+        started_s = self._sources.monotonic_s()
+        timeout_s = self._timeout_of(call)
+        self._watch(call.path, started_s + timeout_s)
+        try:
+            if isinstance(call.command, ToolCall):
+                completion = await self._tool(call, call.command, attempt, started_s + timeout_s)
+            else:
+                completion = await self._within(call, timeout_s)
+        finally:
+            self._watch(call.path, None)
+        latency_us = round((self._sources.monotonic_s() - started_s) * 1e6)
+        self._hand_over(call, attempt, completion, latency_us)
+
+    async def reconcile(self, call: Call, timeout_s: float) -> Reconciled:
+        """Ask the tool's reconciler about a call in doubt."""
+        command = call.command
+        assert isinstance(command, ToolCall)
+        context = self._context(call, call.attempt, timeout_s, lambda: None)
+        try:
+            async with asyncio.timeout(timeout_s):
+                verdict: Reconciled = await command.tool.reconcile(codec.decode(command.args), context)
+                return verdict
+        except TimeoutError:
+            return Unknown(f"the reconciler of tool {command.tool.name!r} gave no answer within {timeout_s:g} s")
+
+    # Models and steps
+
+    async def _within(self, call: Call, timeout_s: float) -> Completion:
+        limit = asyncio.timeout(timeout_s)
+        try:
+            async with limit:
+                if isinstance(call.command, ModelCall):
+                    return Completion(value=await self._ask_model(call.command))
+                assert isinstance(call.command, StepCall)
+                return Completion(value=await _run_step(call.command))
+        except TimeoutError as error:
+            return Completion(error=_overdue(call, timeout_s) if limit.expired() else error, timed_out=limit.expired())
+        except asyncio.CancelledError as error:
+            if _cancelled_from_outside():
+                raise
+            return Completion(error=error)
+        except Exception as error:
+            return Completion(error=error)
+
+    async def _ask_model(self, command: ModelCall) -> Any:
+        models = self._world.models
+        if models is None:
+            raise ModelError("this run was started without a model client", kind="bad_request")
+        params = command.request.params
+        return await models.respond({**params.values, **params.secret, "messages": command.request.messages()})
+
+    # Tools
+
+    async def _tool(self, call: Call, command: ToolCall, attempt: int, deadline_s: float) -> Completion:
+        await self._alone(call)
+        if self._tenure.remaining_s() <= 0:
+            await self._renew()
+        tool = command.tool
+        beat_s = self._sources.monotonic_s()
+
+        def beat() -> None:
+            nonlocal beat_s
+            beat_s = self._sources.monotonic_s()
+
+        left_s = deadline_s - beat_s
+        context = self._context(call, attempt, left_s, beat)
+        task = asyncio.ensure_future(tool.call(codec.decode(command.args), context))
+        try:
+            while not task.done():
+                now_s = self._sources.monotonic_s()
+                idle_s = tool.idle_timeout_s
+                until_s = deadline_s if idle_s is None else min(deadline_s, beat_s + idle_s)
+                if now_s >= until_s:
+                    return await self._overtime(call, attempt, task, "no heartbeat" if until_s < deadline_s else "no answer")
+                await asyncio.wait({task}, timeout=until_s - now_s)
+        except asyncio.CancelledError:
+            await self._let_go(call, attempt, task)
+            raise
+        return _completion_of(task)
+
+    async def _overtime(self, call: Call, attempt: int, task: asyncio.Task[Any], what: str) -> Completion:
+        command = call.command
+        assert isinstance(command, ToolCall)
+        tool = command.tool
+        await self._let_go(call, attempt, task)
+        if task.done() and not task.cancelled() and task.exception() is None:
+            return _completion_of(task)
+        limit_s = tool.idle_timeout_s if what == "no heartbeat" else tool.timeout_s
+        return Completion(error=TimeoutError(f"{what} within {limit_s:g} s"), timed_out=True)
+
+    async def _let_go(self, call: Call, attempt: int, task: asyncio.Task[Any]) -> None:
+        """Stop an async tool; leave a sync one running, and pass on what it comes to."""
+        command = call.command
+        assert isinstance(command, ToolCall)
+        if command.tool.stoppable:
+            task.cancel()
+            await asyncio.wait({task}, timeout=STOP_GRACE_S)
+        if not task.done():
+            self._alive[call.path] = task
+            task.add_done_callback(lambda done: self._late(call, attempt, done))
+
+    def _late(self, call: Call, attempt: int, task: asyncio.Task[Any]) -> None:
+        self._alive.pop(call.path, None)
+        if not task.cancelled():
+            self._send_late(call, attempt, _completion_of(task))
+
+    def _send_late(self, call: Call, attempt: int, completion: Completion) -> None:
+        """What a tool came to after its call was given up goes into the inbox: whoever holds the thread decides."""
+        resolution = late_resolution(call, attempt, completion)
+        if resolution is None:
+            return
+        kind, body = encode_message(resolution)
+        key = resolution_key(call.id, attempt)
+        journal, thread = self._journal, self._tenure.thread
+
+        def send() -> None:
+            try:
+                journal.send(thread, key=key, kind=kind, body=body)
+            except RefoldError as error:
+                _log.warning("the late outcome of %s in thread %r could not be passed on: %s", call.id, thread, error)
+
+        asyncio.get_running_loop().run_in_executor(None, send)
+
+    async def _alone(self, call: Call) -> None:
+        """Never two attempts of one call at once: one that was given up may still act."""
+        earlier = self._alive.get(call.path)
+        if earlier is not None:
+            await asyncio.wait({earlier})
+
+    async def _renew(self) -> None:
+        """The lease may have run out while this process stood still: the tool runs only if it is still ours."""
+        tenure = self._tenure
+        sent_s = self._sources.monotonic_s()
+        held = await asyncio.to_thread(
+            self._journal.store.renew, tenure.thread, fence=tenure.fence, ttl_s=tenure.ttl_s
+        )
+        if held:
+            tenure.renewed(sent_s)
+            return
+        tenure.mark_lost()
+        # This tool must not run and its outcome must not be recorded: stay until cancelled.
+        await asyncio.Event().wait()
+
+    def _context(self, call: Call, attempt: int, deadline_s: float, beat: Callable[[], None]) -> ToolContext:
+        return self._world.make_context(
+            idempotency_key=call.key or "",
+            attempt=attempt,
+            thread=self._tenure.thread,
+            call=call.id,
+            deps=self._world.deps,
+            deadline_s=deadline_s,
+            heartbeat=beat,
+            cancelled=self._leaving,
+        )
+
+    # Both
+
+    def _hand_over(self, call: Call, attempt: int, completion: Completion, latency_us: int) -> None:
+        timed = Completion(
+            value=completion.value, error=completion.error, latency_us=latency_us, timed_out=completion.timed_out
+        )
+        if not self._complete(call, attempt, timed) and not completion.timed_out:
+            self._send_late(call, attempt, timed)
+
+    def _timeout_of(self, call: Call) -> float:
+        command = call.command
+        if isinstance(command, ToolCall):
+            return command.tool.timeout_s
+        limits = self._world.limits
+        return limits.model_timeout_s if isinstance(command, ModelCall) else limits.step_timeout_s
+
+    def _watch(self, path: str, deadline_s: float | None) -> None:
+        """Renewal goes on while every call is within its time and a grace."""
+        if deadline_s is None:
+            self._deadlines.pop(path, None)
+        else:
+            self._deadlines[path] = deadline_s + self._world.limits.grace_s
+        self._tenure.overdue_after(min(self._deadlines.values(), default=None))
+
+
+def _completion_of(task: asyncio.Task[Any]) -> Completion:
+    if task.cancelled():
+        return Completion(error=asyncio.CancelledError("the tool cancelled itself"))
+    error = task.exception()
+    return Completion(error=error) if error is not None else Completion(value=task.result())
+
+
+def _cancelled_from_outside() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _overdue(call: Call, timeout_s: float) -> Exception:
+    text = f"no answer within {timeout_s:g} s"
+    if isinstance(call.command, ModelCall):
+        return ModelError(text, kind="timeout", error_type="Timeout")
+    return TimeoutError(text)
+
+
+async def _run_step(command: StepCall) -> Any:
+    args, kwargs = codec.decode(command.args)
+    if inspect.iscoroutinefunction(command.function):
+        return await command.function(*args, **kwargs)
+    result = await asyncio.to_thread(command.function, *args, **kwargs)
+    return await result if inspect.isawaitable(result) else result
