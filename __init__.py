@@ -101,7 +101,7 @@ _HOMES = {
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = sorted([*_HOME_OF, "__version__"])
+__all__ = [*_HOME_OF, "__version__"]  # noqa: PLE0604 - the names are the keys
 
 
 def __getattr__(name: str) -> Any:
@@ -114,4 +114,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted(__all__)

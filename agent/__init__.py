@@ -1,0 +1,1 @@
+"""One program, the tool-calling loop, and what it needs: tools, models, the conversation."""

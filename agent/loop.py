@@ -22,7 +22,7 @@ class LoopSpec(Struct, frozen=True, kw_only=True):
 
     name: str
     params: Mapping[str, Any]
-    tools: Mapping[str, Tool]
+    tools: Mapping[str, Tool[..., Any]]
     instructions: str | Callable[[Run], str] | None
     history: Callable[[Messages], Messages] | None
     max_steps: int

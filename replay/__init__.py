@@ -1,0 +1,1 @@
+"""The engine: programs, commands, event bodies, the live driver and the replay driver. It knows no Postgres."""

@@ -26,7 +26,7 @@ class Divergence(RunError):
         if shape:
             remedy = (
                 "Run the version of the code that recorded it, guard the new code with run.patched(...), "
-                f"or start a new run (supersede=True)"
+                "or start a new run (supersede=True)"
             )
         else:
             remedy = "Run the version of the code that recorded it, or accept the change with on_divergence='accept'"

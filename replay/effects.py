@@ -111,7 +111,9 @@ class Effects:
                 verdict: Reconciled = await command.tool.reconcile(codec.decode(command.args), context)
                 return verdict
         except TimeoutError:
-            return Unknown(f"the reconciler of tool {command.tool.name!r} gave no answer within {timeout_s:g} s")
+            return Unknown(
+                f"the reconciler of tool {command.tool.name!r} gave no answer within {timeout_s:g} s"
+            )
 
     # Models and steps
 
@@ -124,12 +126,14 @@ class Effects:
                 assert isinstance(call.command, StepCall)
                 return Completion(value=await _run_step(call.command))
         except TimeoutError as error:
-            return Completion(error=_overdue(call, timeout_s) if limit.expired() else error, timed_out=limit.expired())
+            return Completion(
+                error=_overdue(call, timeout_s) if limit.expired() else error, timed_out=limit.expired()
+            )
         except asyncio.CancelledError as error:
             if _cancelled_from_outside():
                 raise
             return Completion(error=error)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it raises is its outcome
             return Completion(error=error)
 
     async def _ask_model(self, command: ModelCall) -> Any:
@@ -137,7 +141,9 @@ class Effects:
         if models is None:
             raise ModelError("this run was started without a model client", kind="bad_request")
         params = command.request.params
-        return await models.respond({**params.values, **params.secret, "messages": command.request.messages()})
+        return await models.respond(
+            {**params.values, **params.secret, "messages": command.request.messages()}
+        )
 
     # Tools
 
@@ -161,7 +167,8 @@ class Effects:
                 idle_s = tool.idle_timeout_s
                 until_s = deadline_s if idle_s is None else min(deadline_s, beat_s + idle_s)
                 if now_s >= until_s:
-                    return await self._overtime(call, attempt, task, "no heartbeat" if until_s < deadline_s else "no answer")
+                    what = "no heartbeat" if until_s < deadline_s else "no answer"
+                    return await self._overtime(call, attempt, task, what)
                 await asyncio.wait({task}, timeout=until_s - now_s)
         except asyncio.CancelledError:
             await self._let_go(call, attempt, task)
@@ -207,7 +214,9 @@ class Effects:
             try:
                 journal.send(thread, key=key, kind=kind, body=body)
             except RefoldError as error:
-                _log.warning("the late outcome of %s in thread %r could not be passed on: %s", call.id, thread, error)
+                _log.warning(
+                    "the late outcome of %s in thread %r could not be passed on: %s", call.id, thread, error
+                )
 
         asyncio.get_running_loop().run_in_executor(None, send)
 
@@ -247,7 +256,10 @@ class Effects:
 
     def _hand_over(self, call: Call, attempt: int, completion: Completion, latency_us: int) -> None:
         timed = Completion(
-            value=completion.value, error=completion.error, latency_us=latency_us, timed_out=completion.timed_out
+            value=completion.value,
+            error=completion.error,
+            latency_us=latency_us,
+            timed_out=completion.timed_out,
         )
         if not self._complete(call, attempt, timed) and not completion.timed_out:
             self._send_late(call, attempt, timed)

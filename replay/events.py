@@ -41,13 +41,13 @@ class Body(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag_
     at: int
 
 
-class ThreadCreated(Body, tag="thread_created"):
+class ThreadCreated(Body, frozen=True, kw_only=True, tag="thread_created"):
     """First event of a thread. `uid` makes idempotency keys and randomness unique beyond the thread's name."""
 
     uid: str
 
 
-class ThreadForked(Body, tag="thread_forked"):
+class ThreadForked(Body, frozen=True, kw_only=True, tag="thread_forked"):
     """The events before this one were copied from *origin* up to *origin_seq*; `replaced` was then edited."""
 
     uid: str
@@ -57,7 +57,7 @@ class ThreadForked(Body, tag="thread_forked"):
     replaced: int | None = None
 
 
-class RunStarted(Body, tag="run_started"):
+class RunStarted(Body, frozen=True, kw_only=True, tag="run_started"):
     """A run began with this input; `definition` holds a digest for each part of the program's definition."""
 
     run: str
@@ -69,7 +69,7 @@ class RunStarted(Body, tag="run_started"):
     concurrency: int = 0
 
 
-class RunResumed(Body, tag="run_resumed"):
+class RunResumed(Body, frozen=True, kw_only=True, tag="run_resumed"):
     """Another tenure took the run up; `tenure` counts from 1 for the one that started it."""
 
     run: str
@@ -78,7 +78,7 @@ class RunResumed(Body, tag="run_resumed"):
     definition: dict[str, str] = {}
 
 
-class ModelResponded(Body, tag="model_responded"):
+class ModelResponded(Body, frozen=True, kw_only=True, tag="model_responded"):
     """A complete model response. It is never asked for again."""
 
     call: str
@@ -90,7 +90,7 @@ class ModelResponded(Body, tag="model_responded"):
     latency_us: int = 0
 
 
-class ModelFailed(Body, tag="model_failed"):
+class ModelFailed(Body, frozen=True, kw_only=True, tag="model_failed"):
     """An attempt at a model call failed; unless `final`, another follows (not before `retry_at`)."""
 
     call: str
@@ -103,7 +103,7 @@ class ModelFailed(Body, tag="model_failed"):
     latency_us: int = 0
 
 
-class ToolStarted(Body, tag="tool_started"):
+class ToolStarted(Body, frozen=True, kw_only=True, tag="tool_started"):
     """Written, and durable, before the tool is called."""
 
     call: str
@@ -113,7 +113,7 @@ class ToolStarted(Body, tag="tool_started"):
     attempt: int = 1
 
 
-class ToolReturned(Body, tag="tool_returned"):
+class ToolReturned(Body, frozen=True, kw_only=True, tag="tool_returned"):
     """The tool's result. It never runs again for this call."""
 
     call: str
@@ -122,7 +122,7 @@ class ToolReturned(Body, tag="tool_returned"):
     latency_us: int = 0
 
 
-class ToolFailed(Body, tag="tool_failed"):
+class ToolFailed(Body, frozen=True, kw_only=True, tag="tool_failed"):
     """The tool failed, and what is known of its effect; unless `final`, another attempt follows."""
 
     call: str
@@ -134,7 +134,7 @@ class ToolFailed(Body, tag="tool_failed"):
     latency_us: int = 0
 
 
-class ToolInDoubt(Body, tag="tool_in_doubt"):
+class ToolInDoubt(Body, frozen=True, kw_only=True, tag="tool_in_doubt"):
     """The call may or may not have happened, and `why` nobody here knows."""
 
     call: str
@@ -142,7 +142,7 @@ class ToolInDoubt(Body, tag="tool_in_doubt"):
     why: str
 
 
-class ToolResolved(Body, tag="tool_resolved"):
+class ToolResolved(Body, frozen=True, kw_only=True, tag="tool_resolved"):
     """Somebody said what became of exactly this attempt."""
 
     call: str
@@ -154,7 +154,7 @@ class ToolResolved(Body, tag="tool_resolved"):
     by: str = ""
 
 
-class StepRecorded(Body, tag="step_recorded"):
+class StepRecorded(Body, frozen=True, kw_only=True, tag="step_recorded"):
     """A step's result."""
 
     call: str
@@ -165,7 +165,7 @@ class StepRecorded(Body, tag="step_recorded"):
     latency_us: int = 0
 
 
-class StepFailed(Body, tag="step_failed"):
+class StepFailed(Body, frozen=True, kw_only=True, tag="step_failed"):
     """A step's failure, as the program sees it."""
 
     call: str
@@ -176,20 +176,20 @@ class StepFailed(Body, tag="step_failed"):
     latency_us: int = 0
 
 
-class TimerSet(Body, tag="timer_set"):
+class TimerSet(Body, frozen=True, kw_only=True, tag="timer_set"):
     """A sleep began and ends at `due`."""
 
     call: str
     due: int
 
 
-class TimerFired(Body, tag="timer_fired"):
+class TimerFired(Body, frozen=True, kw_only=True, tag="timer_fired"):
     """A sleep ended, or a wait timed out."""
 
     call: str
 
 
-class ApprovalRequested(Body, tag="approval_requested"):
+class ApprovalRequested(Body, frozen=True, kw_only=True, tag="approval_requested"):
     """The call waits for a person."""
 
     call: str
@@ -198,7 +198,7 @@ class ApprovalRequested(Body, tag="approval_requested"):
     why: str = ""
 
 
-class ApprovalGiven(Body, tag="approval_given"):
+class ApprovalGiven(Body, frozen=True, kw_only=True, tag="approval_given"):
     """A person allowed or denied the call."""
 
     call: str
@@ -207,7 +207,7 @@ class ApprovalGiven(Body, tag="approval_given"):
     note: str = ""
 
 
-class WaitStarted(Body, tag="wait_started"):
+class WaitStarted(Body, frozen=True, kw_only=True, tag="wait_started"):
     """The program waits for a signal of this name, until `due` if there is one."""
 
     call: str
@@ -215,7 +215,7 @@ class WaitStarted(Body, tag="wait_started"):
     due: int | None = None
 
 
-class SignalReceived(Body, tag="signal_received"):
+class SignalReceived(Body, frozen=True, kw_only=True, tag="signal_received"):
     """The signal a wait was for."""
 
     call: str
@@ -224,14 +224,14 @@ class SignalReceived(Body, tag="signal_received"):
     by: str = ""
 
 
-class Patched(Body, tag="patched"):
+class Patched(Body, frozen=True, kw_only=True, tag="patched"):
     """`run.patched(id)` answered true, for the whole run."""
 
     run: str
     id: str
 
 
-class DivergenceAccepted(Body, tag="divergence_accepted"):
+class DivergenceAccepted(Body, frozen=True, kw_only=True, tag="divergence_accepted"):
     """Requests changed between these two definitions are accepted from here back to the run's start."""
 
     run: str
@@ -240,7 +240,7 @@ class DivergenceAccepted(Body, tag="divergence_accepted"):
     by: str = ""
 
 
-class CancelRequested(Body, tag="cancel_requested"):
+class CancelRequested(Body, frozen=True, kw_only=True, tag="cancel_requested"):
     """Somebody wants the run to stop; nothing new begins."""
 
     run: str
@@ -248,28 +248,28 @@ class CancelRequested(Body, tag="cancel_requested"):
     by: str = ""
 
 
-class RunFinished(Body, tag="run_finished"):
+class RunFinished(Body, frozen=True, kw_only=True, tag="run_finished"):
     """The program returned."""
 
     run: str
     output: Raw
 
 
-class RunFailed(Body, tag="run_failed"):
+class RunFailed(Body, frozen=True, kw_only=True, tag="run_failed"):
     """The program raised."""
 
     run: str
     error: Failure
 
 
-class RunCancelled(Body, tag="run_cancelled"):
+class RunCancelled(Body, frozen=True, kw_only=True, tag="run_cancelled"):
     """The run was stopped for good."""
 
     run: str
     reason: str = ""
 
 
-class RunParked(Body, tag="run_parked"):
+class RunParked(Body, frozen=True, kw_only=True, tag="run_parked"):
     """The run stopped until somebody decides; `calls` are what they must decide about."""
 
     run: str
@@ -277,7 +277,7 @@ class RunParked(Body, tag="run_parked"):
     calls: list[str] = []
 
 
-class RunReleased(Body, tag="run_released"):
+class RunReleased(Body, frozen=True, kw_only=True, tag="run_released"):
     """The worker left in good order; the run goes on when somebody resumes it."""
 
     run: str

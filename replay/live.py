@@ -8,6 +8,7 @@ import threading
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from ..journal.envelope import NewEvent
@@ -53,7 +54,12 @@ class LiveHost:
         return self._journal.sources.new_id()
 
     def append(
-        self, events: Sequence[NewEvent], *, state: ThreadState, wake_at_us: int | None, consumed: Sequence[int]
+        self,
+        events: Sequence[NewEvent],
+        *,
+        state: ThreadState,
+        wake_at_us: int | None,
+        consumed: Sequence[int],
     ) -> None:
         """Hand a batch to the journal's writer."""
         future = self._tenure.append(events, state=state, wake_at_us=wake_at_us, consumed=consumed)
@@ -179,11 +185,11 @@ class LiveHost:
     async def _poll(self) -> None:
         while True:
             await asyncio.sleep(self._limits.poll_s)
-            session = self._live()
+            seen = self._live().seen
             try:
-                messages = await asyncio.to_thread(self._journal.inbox, self._tenure.thread, after=session.seen)
+                messages = await asyncio.to_thread(self._journal.inbox, self._tenure.thread, after=seen)
             except RefoldError:
                 # The append will say what is wrong with the store; messages can wait.
                 continue
             if messages:
-                self._enter(lambda found=messages: session.deliver(found))  # type: ignore[misc]
+                self._enter(partial(self._live().deliver, messages))

@@ -25,7 +25,12 @@ class Branch:
     __slots__ = ("base", "coroutine", "counter", "group", "index", "path", "stream")
 
     def __init__(
-        self, coroutine: Coroutine[Any, Any, Any], path: str, group: _Group | None, index: int, base: Base
+        self,
+        coroutine: Coroutine[Any, Any, Any],
+        path: str,
+        group: _Group | None,
+        index: int,
+        base: Base | None,
     ) -> None:
         self.coroutine = coroutine
         self.path = path
@@ -36,6 +41,7 @@ class Branch:
         self.stream: random.Random | None = None
 
     def next_path(self) -> str:
+        """The path of the next thing this branch asks for."""
         self.counter += 1
         return f"{self.path}.{self.counter}" if self.path else str(self.counter)
 
@@ -165,7 +171,7 @@ class Machine:
             asked = branch.coroutine.send(value) if error is None else branch.coroutine.throw(error)
         except StopIteration as stop:
             self._finish(branch, stop.value, None)
-        except (Exception, asyncio.CancelledError) as raised:
+        except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - how the program ends
             self._finish(branch, None, raised)
         else:
             if type(asked) is Ask:

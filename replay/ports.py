@@ -129,7 +129,7 @@ class ToolSpec(Protocol):
         """Whether a person must allow this call; a pure function of the arguments."""
 
     def arguments(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Bind Python call arguments to the named arguments that are recorded. Raises `ToolError` if they do not fit."""
+        """Bind call arguments to the named arguments that are recorded. Raises `ToolError` if they do not fit."""
 
     def restore(self, value: Any) -> Any:
         """Give a decoded result the tool's declared return type."""

@@ -475,8 +475,8 @@ class Session:
         )
 
     def _retry_at(self, at: int, attempt: int, wanted_s: float | None = None) -> int:
-        pause = min(self._policy.backoff_s * 2 ** (attempt - 1), self._policy.backoff_max_s)
-        # Jitter from the event id source would not be reproducible; the attempt and the run are.
+        pause = min(self._policy.backoff_s * 2.0 ** (attempt - 1), self._policy.backoff_max_s)
+        # Jitter made from the call, so that the same run retries at the same times.
         spread = hashlib.sha256(f"{self.interpreter.uid}/{self._head}/{attempt}".encode()).digest()[0] / 255
         pause *= 0.75 + 0.5 * spread
         return at + round(max(pause, wanted_s or 0.0) * 1e6)
@@ -515,7 +515,9 @@ class Session:
         at, attempt = self._at(), call.attempt
         if isinstance(verdict, DidNotHappen):
             self._emit(
-                ev.ToolResolved(at=at, call=call.id, attempt=attempt, outcome="did_not_happen", by="reconciler")
+                ev.ToolResolved(
+                    at=at, call=call.id, attempt=attempt, outcome="did_not_happen", by="reconciler"
+                )
             )
         elif isinstance(verdict, Happened):
             assert isinstance(call.command, ToolCall)

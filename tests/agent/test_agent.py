@@ -6,9 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from msgspec import Raw
-
 import refold
+from msgspec import Raw
 from refold import Agent, Journal, Run, ScriptedModel, tool
 from refold.agent.conversation import conversation
 from refold.agent.scripted import call, raw_call, say
@@ -89,14 +88,16 @@ async def test_calls_with_one_id_are_two_calls_with_two_results(journal: Journal
 
 
 @pytest.mark.parametrize("arguments", ["[]", "{", '{"a":1}{"a":2}', '{"order": "x"}', 5])
-async def test_arguments_that_do_not_fit_are_a_recorded_answer_to_the_model(journal: Journal, arguments: Any) -> None:
+async def test_arguments_that_do_not_fit_are_a_recorded_answer_to_the_model(
+    journal: Journal, arguments: Any
+) -> None:
     model = ScriptedModel([[raw_call("refund", arguments), call("lookup", order=1)], "sorry"])
     agent = Agent("support", model=model, tools=[refund, lookup])
 
     await agent.run("go", journal=journal, thread="t")
 
     assert refunds == []
-    assert "Error" in [m for m in model.requests[-1]["messages"] if m["role"] == "tool"][0]["content"]
+    assert "Error" in next(m["content"] for m in model.requests[-1]["messages"] if m["role"] == "tool")
     assert "tool_failed" in check(agent, journal, "t")
 
 
@@ -106,7 +107,7 @@ async def test_an_unknown_tool_is_a_recorded_answer_to_the_model(journal: Journa
 
     await agent.run("go", journal=journal, thread="t")
 
-    assert "no tool named 'nonsense'" in [m for m in model.requests[-1]["messages"]][-1]["content"]
+    assert "no tool named 'nonsense'" in list(model.requests[-1]["messages"])[-1]["content"]
     check(agent, journal, "t")
 
 
@@ -124,7 +125,9 @@ async def test_a_later_run_sees_the_conversation_and_stores_only_what_is_new(jou
     check(agent, journal, "t")
 
 
-async def test_superseding_closes_what_is_open_and_a_later_resolution_reaches_the_model(journal: Journal) -> None:
+async def test_superseding_closes_what_is_open_and_a_later_resolution_reaches_the_model(
+    journal: Journal,
+) -> None:
     """H11: a call left open never poisons a later request."""
 
     @tool(timeout_s=0.01)
@@ -140,7 +143,9 @@ async def test_superseding_closes_what_is_open_and_a_later_resolution_reaches_th
     assert parked.status == "parked"
     with pytest.raises(refold.RunUnfinished):
         await agent.run("never mind", journal=journal, thread="t")
-    assert (await agent.run("never mind", journal=journal, thread="t", supersede=True)).output == "as you wish"
+    assert (
+        await agent.run("never mind", journal=journal, thread="t", supersede=True)
+    ).output == "as you wish"
     assert "interrupted" in list(model.requests[-1]["messages"])[2]["content"]
 
     (doubt,) = parked.pending

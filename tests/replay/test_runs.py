@@ -7,7 +7,6 @@ import threading
 from typing import Any
 
 import pytest
-
 import refold
 from refold import Journal, Messages, ModelError, ModelReply, Run, ToolContext, ToolError, program, tool
 from refold.replay import rebuild
@@ -256,9 +255,9 @@ async def test_sleeps_and_signals(journal: Journal) -> None:
         nothing = await run.wait_for("never", timeout=0.001)
         return [nothing, await run.wait_for("go")]
 
-    from refold.replay.inbox import Signal, encode_message
-    from refold.journal.codec import encode
     from msgspec import Raw
+    from refold.journal.codec import encode
+    from refold.replay.inbox import Signal, encode_message
 
     parked = await refold.run(waits, journal=journal, thread="t", wait=False)
     assert parked.status == "waiting"

@@ -1,0 +1,336 @@
+"""
+What people and other programs say to a thread: sent into its inbox once it is known that somebody can take it.
+
+Of several answers to one question the first stays: the same answer again is fine, another one is refused.
+The answer enters the log when the thread's holder takes it, at the next run or resume if nobody holds it now.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Raw, Struct
+
+from ..journal import codec
+from ..journal.errors import UsageError
+from ..journal.journal import Journal
+from ..journal.store import Message, ThreadInfo
+from . import events as ev
+from .errors import Effect, NotPending
+from .inbox import (
+    CANCEL,
+    INPUT,
+    SIGNAL,
+    Approval,
+    Cancel,
+    Content,
+    Input,
+    Resolution,
+    Signal,
+    approval_key,
+    decode_message,
+    encode_message,
+    resolution_key,
+)
+from .status import OpenCall, ThreadStatus, fold
+from .text import one_line
+from .timeline import stream
+
+Outcome = Literal["returned", "failed", "did_not_happen"]
+
+
+class Given(Struct, frozen=True, kw_only=True):
+    """
+    An answer that now lies in a thread's inbox, or has been taken from it.
+
+    Args:
+        thread: Thread id.
+        content: What it says.
+        fresh: Whether it was put there by this call; False if the same answer had been given before.
+        taken: Whether the thread's log holds it already.
+        held: Whether a worker holds the thread now and will take it by itself.
+    """
+
+    thread: str
+    content: Content
+    fresh: bool
+    taken: bool
+    held: bool
+
+
+def resolve(
+    journal: Journal,
+    thread: str,
+    call: str,
+    outcome: Outcome,
+    *,
+    result: bytes | None = None,
+    error: str = "",
+    effect: Effect = "none",
+    attempt: int | None = None,
+    by: str = "",
+) -> Given:
+    """
+    Say what became of a tool call in doubt.
+
+    Args:
+        journal: Where the thread lives.
+        thread: Thread id.
+        call: Call id, `run/path`; its run may have been superseded.
+        outcome: It returned, it failed, or it did not happen (and will be run again).
+        result: For "returned", the canonical bytes of its result.
+        error: For "failed", what went wrong; the model reads it.
+        effect: For "failed", what is known of its effect outside.
+        attempt: Which attempt is meant; by default the one in doubt.
+        by: Who says so.
+
+    Raises:
+        ThreadNotFound: No such thread.
+        NotPending: The call is not in doubt, another attempt of it is, or it was answered differently.
+    """
+    info, status = _look(journal, thread)
+    found = status.open_call(call)
+    if attempt is None and found is not None:
+        attempt = found.attempt
+    content = Resolution(
+        call=call,
+        attempt=attempt or 0,
+        outcome=outcome,
+        result=ev.NULL if result is None else Raw(result),
+        error=ev.Failure("ToolError", codec.clean_text(error)) if outcome == "failed" else None,
+        effect=effect if outcome == "failed" else "none",
+        by=codec.clean_text(by),
+    )
+    key = resolution_key(call, content.attempt)
+    why = _no_doubt(info, found, call, content.attempt)
+    return _answer(journal, info, status, key, content, call, why)
+
+
+def approve(
+    journal: Journal, thread: str, call: str, *, approved: bool = True, note: str = "", by: str = ""
+) -> Given:
+    """
+    Allow or deny a call that waits for approval.
+
+    Args:
+        journal: Where the thread lives.
+        thread: Thread id.
+        call: Call id, `run/path`.
+        approved: Whether it may run.
+        note: For a denial, what the model is told.
+        by: Who decides.
+
+    Raises:
+        ThreadNotFound: No such thread.
+        NotPending: The call does not wait for approval, or was decided differently.
+    """
+    info, status = _look(journal, thread)
+    content = Approval(call=call, approved=approved, by=codec.clean_text(by), note=codec.clean_text(note))
+    found = status.open_call(call)
+    why = None
+    if found is None:
+        why = f"call {call!r} is not open"
+    elif found.status != "waits for approval":
+        why = f"call {call!r} ({found.name}) does not wait for approval, it is {found.status}"
+    elif _ended(status, call):
+        why = f"the run of call {call!r} has ended"
+    return _answer(journal, info, status, approval_key(call), content, call, why)
+
+
+def signal(
+    journal: Journal,
+    thread: str,
+    name: str,
+    value: bytes | None = None,
+    *,
+    key: str | None = None,
+    by: str = "",
+) -> Given:
+    """
+    Send a signal to the thread's unfinished run; it stays until a `wait_for` of this name takes it.
+
+    Args:
+        journal: Where the thread lives.
+        thread: Thread id.
+        name: Name of the signal.
+        value: Canonical bytes of its value; null by default.
+        key: Of several signals with one key the first counts.
+        by: Who sends it.
+
+    Raises:
+        ThreadNotFound: No such thread.
+        NotPending: The thread has no unfinished run.
+    """
+    info, status = _look(journal, thread)
+    if status.unfinished is None:
+        raise NotPending(f"thread {thread!r} has no unfinished run that could take the signal {name!r}")
+    content = Signal(
+        name=codec.clean_text(name), value=ev.NULL if value is None else Raw(value), by=codec.clean_text(by)
+    )
+    return _send(journal, info, f"{SIGNAL}/{_unique(journal, key)}", content)
+
+
+def submit(journal: Journal, thread: str, value: bytes, *, key: str | None = None, by: str = "") -> Given:
+    """
+    Queue an input that becomes the thread's next run.
+
+    Args:
+        journal: Where the thread lives.
+        thread: Thread id.
+        value: Canonical bytes of the input.
+        key: Names the run, as `run(key=...)` does.
+        by: Who sends it.
+
+    Raises:
+        ThreadNotFound: No such thread.
+    """
+    info = journal.info(thread)
+    message_key = f"{INPUT}/{_unique(journal, key)}"
+    return _send(journal, info, message_key, Input(input=Raw(value), key=key, by=codec.clean_text(by)))
+
+
+def cancel(journal: Journal, thread: str, *, reason: str = "", by: str = "") -> Given:
+    """
+    Ask the thread's unfinished run to end for good.
+
+    Raises:
+        ThreadNotFound: No such thread.
+        NotPending: It has no unfinished run.
+    """
+    info, status = _look(journal, thread)
+    run = status.unfinished
+    if run is None:
+        raise NotPending(f"thread {thread!r} has no unfinished run to cancel")
+    content = Cancel(run=run.run, reason=codec.clean_text(reason), by=codec.clean_text(by))
+    return _send(journal, info, f"{CANCEL}/{run.run}", content)
+
+
+def _look(journal: Journal, thread: str) -> tuple[ThreadInfo, ThreadStatus]:
+    info = journal.info(thread)
+    return info, fold(thread, stream(journal, thread, upto=info.head, page=1000))
+
+
+def _held(info: ThreadInfo) -> bool:
+    return info.lease_remaining_s is not None and info.lease_remaining_s > 0
+
+
+def _ended(status: ThreadStatus, call: str) -> bool:
+    run = status.run(call.partition("/")[0])
+    return run is None or run.ended
+
+
+def _no_doubt(info: ThreadInfo, found: OpenCall | None, call: str, attempt: int) -> str | None:
+    """Why nothing can be said about this attempt; None if it can."""
+    if found is None:
+        return f"call {call!r} is not open"
+    name = f"call {call!r} ({found.name})"
+    if found.status == "waits for approval":
+        return f"{name} waits for approval: 'refold approve' or 'refold deny' answers it"
+    # A start without an outcome whose worker is gone is in doubt, whether or not the log says so yet.
+    if found.status == "started" and _held(info):
+        return (
+            f"{name} is being run right now by a live worker; wait, or take it with 'refold resume --steal'"
+        )
+    if found.status not in ("in doubt", "started"):
+        return f"{name} is not in doubt, it {found.status}"
+    if attempt != found.attempt:
+        return f"{name} is in doubt in attempt {found.attempt}, not {attempt}"
+    return None
+
+
+def _answer(
+    journal: Journal,
+    info: ThreadInfo,
+    status: ThreadStatus,
+    key: str,
+    content: Content,
+    call: str,
+    why: str | None,
+) -> Given:
+    if why is None:
+        return _send(journal, info, key, content)
+    # Not waiting any more, perhaps because this very answer was taken: saying it twice is no mistake.
+    earlier = next((m for m in journal.inbox(info.thread, consumed=True) if m.key == key), None)
+    if earlier is not None:
+        return _given(info, earlier, content, fresh=False)
+    raise NotPending(f"thread {info.thread!r}: {why}; nothing was written. {_open_calls(status, call)}")
+
+
+def _open_calls(status: ThreadStatus, call: str) -> str:
+    named = status.run(call.partition("/")[0])
+    shown = [named] if named is not None else status.runs
+    calls = [f"{c.call} ({c.name or 'model'}: {c.status})" for run in shown for c in run.open.values()]
+    return f"Open calls: {', '.join(calls[:20])}" if calls else "The thread has no open call"
+
+
+def _send(journal: Journal, info: ThreadInfo, key: str, content: Content) -> Given:
+    kind, body = encode_message(content)
+    sent = journal.send(info.thread, key=key, kind=kind, body=body)
+    return _given(info, sent.message, content, fresh=sent.fresh)
+
+
+def _given(info: ThreadInfo, message: Message, content: Content, *, fresh: bool) -> Given:
+    stored = decode_message(message)
+    if stored is None or _says(stored) != _says(content):
+        raise NotPending(
+            f"thread {info.thread!r}: already answered{_words(stored)}; of several answers the first counts, "
+            "and this one was not written"
+        )
+    return Given(
+        thread=info.thread,
+        content=stored,
+        fresh=fresh,
+        taken=message.consumed_seq is not None,
+        held=_held(info),
+    )
+
+
+def _says(content: Content) -> tuple[object, ...]:
+    """What an answer means, whoever gives it and in whichever words."""
+    match content:
+        case Approval():
+            return (content.call, content.approved)
+        case Resolution():
+            message = content.error.message if content.error else ""
+            return (
+                content.call,
+                content.attempt,
+                content.outcome,
+                bytes(content.result),
+                message,
+                content.effect,
+            )
+        case Signal():
+            return (content.name, bytes(content.value))
+        case Input():
+            return (bytes(content.input), content.key)
+        case Cancel():
+            return (content.run,)
+
+
+def _words(content: Content | None) -> str:
+    match content:
+        case Approval():
+            text = "approved" if content.approved else "denied"
+        case Resolution(outcome="returned"):
+            text = f"returned {one_line(bytes(content.result[:400]).decode('utf-8', 'ignore'))}"
+        case Resolution(outcome="failed"):
+            text = f"failed: {content.error.message if content.error else ''} (effect {content.effect})"
+        case Resolution():
+            text = "did not happen"
+        case Signal():
+            text = f"signal {content.name!r}"
+        case Input():
+            text = "another input"
+        case _:
+            return ""
+    by = content.by
+    return f" ({text}{', by ' + by if by else ''})"
+
+
+def _unique(journal: Journal, key: str | None) -> str:
+    if key is None:
+        return journal.sources.new_id().hex
+    if not key:
+        raise UsageError("a key is a text that is not empty; leave it out if nothing is to be told apart")
+    return key

@@ -1,0 +1,104 @@
+"""Why a thread needs somebody, and what that person can do: told from its row and its last few events."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from ..journal.envelope import Event
+from ..journal.errors import Corrupt
+from ..journal.store import ThreadInfo, ThreadState
+from . import events as ev
+from .errors import UnknownEvent
+
+LAST_EVENTS = 20
+"""How many of a thread's last events tell what it stopped for."""
+
+
+class Attention(Struct, frozen=True):
+    """Why a thread stands still and what helps; raw text."""
+
+    reason: str
+    remedy: str
+
+
+def explain(info: ThreadInfo, last: Sequence[Event]) -> Attention:
+    """
+    Why the thread of *info* needs somebody.
+
+    Args:
+        info: Its row.
+        last: Its newest events, up to `LAST_EVENTS` of them.
+    """
+    try:
+        bodies = [ev.decode_event(event) for event in last]
+    except (UnknownEvent, Corrupt) as error:
+        return Attention(str(error), _command("show", info, options=["--last", str(LAST_EVENTS)]))
+    resume = _command("resume", info, options=["--agent", "MODULE:ATTRIBUTE"])
+    match info.state:
+        case ThreadState.PARKED:
+            return _parked(info, bodies, resume)
+        case ThreadState.WAITING:
+            return _waiting(info, bodies, resume)
+        case ThreadState.FAILED:
+            failed = next((b for b in reversed(bodies) if isinstance(b, ev.RunFailed)), None)
+            why = f"{failed.error.type}: {failed.error.message}" if failed else "its run failed"
+            return Attention(why, "start another run; " + _command("show", info))
+        case ThreadState.RUNNING | ThreadState.IDLE if not _held(info):
+            return Attention("its worker is gone and the run unfinished", resume)
+        case _:
+            return Attention("", "")
+
+
+def _parked(info: ThreadInfo, bodies: Sequence[ev.EventBody], resume: str) -> Attention:
+    parked = next((body for body in reversed(bodies) if isinstance(body, ev.RunParked)), None)
+    if info.inbox_waiting:
+        return Attention(f"{info.inbox_waiting} answers have come and wait to be taken", resume)
+    if parked is None:
+        return Attention("parked", _command("state", info))
+    how = "--result JSON | --did-not-happen | --failed TEXT"
+    calls = [f"{_command('resolve', info, call)} ({how})" for call in parked.calls]
+    return Attention(parked.reason, "; ".join(calls) or resume)
+
+
+def _waiting(info: ThreadInfo, bodies: Sequence[ev.EventBody], resume: str) -> Attention:
+    if info.inbox_waiting:
+        return Attention(f"{info.inbox_waiting} messages have come and wait to be taken", resume)
+    last = bodies[-1] if bodies else None
+    if isinstance(last, ev.RunReleased) and last.reason != "waiting":
+        return Attention(f"its worker left in good order: {last.reason}", resume)
+    open_calls: dict[str, ev.EventBody] = {}
+    for body in bodies:
+        call = getattr(body, "call", "")
+        open_calls.pop(call, None)
+        if isinstance(body, ev.ApprovalRequested | ev.WaitStarted | ev.TimerSet):
+            open_calls[call] = body
+    reasons: list[str] = []
+    remedies: list[str] = []
+    for call, body in open_calls.items():
+        match body:
+            case ev.ApprovalRequested():
+                reasons.append(f"{call} ({body.tool}) waits for approval")
+                remedies.append(_command("approve", info, call))
+            case ev.WaitStarted():
+                reasons.append(f"{call} waits for the signal {body.name!r}")
+                remedies.append(_command("send", info, options=["--signal", body.name]))
+            case _:
+                reasons.append(f"{call} sleeps")
+    if info.wake_at_us is not None:
+        remedies.append(f"{resume} when its time has come")
+    return Attention("; ".join(reasons) or "waiting", "; ".join(remedies) or _command("state", info))
+
+
+def _held(info: ThreadInfo) -> bool:
+    return info.lease_remaining_s is not None and info.lease_remaining_s > 0
+
+
+def _command(name: str, info: ThreadInfo, *rest: str, options: Sequence[str] = ()) -> str:
+    if info.thread.startswith("-"):
+        words = ["refold", name, *options, "--", info.thread, *rest]
+    else:
+        words = ["refold", name, info.thread, *rest, *options]
+    return " ".join(shlex.quote(word) for word in words)

@@ -1,0 +1,63 @@
+"""
+Text of events, made safe to show: control characters become visible escapes, so that what a tool returned
+can neither clear a screen, nor forge a line, nor turn the reading direction.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import msgspec
+
+_UNSAFE = re.compile(
+    "["
+    "\x00-\x1f\x7f-\x9f"  # C0, DEL, C1
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # turn the reading direction
+    "\u200b\u2060-\u2064\ufeff\ufff9-\ufffb"  # cannot be seen
+    "\u2028\u2029"  # end a line
+    "\ud800-\udfff"  # half a character
+    "\U000e0000-\U000e007f"  # cannot be seen, and some readers obey them
+    "]"
+)
+_SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def visible(text: str, *, lines: bool = False) -> str:
+    """*text* with everything that would act on a terminal as a visible escape; with *lines*, newlines stay."""
+
+    def escape(match: re.Match[str]) -> str:
+        character = match.group()
+        if lines and character == "\n":
+            return character
+        return _SHORT.get(character) or _escaped(ord(character))
+
+    return _UNSAFE.sub(escape, text)
+
+
+def visible_json(data: bytes) -> str:
+    """
+    A JSON document as one line that means exactly the same and acts on no terminal.
+
+    Raises:
+        ValueError: *data* is no JSON document.
+    """
+    try:
+        msgspec.json.decode(data)
+        text = msgspec.json.format(data, indent=-1).decode()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"no JSON document: {error}") from None
+    # Outside of its strings a compact document holds none of these characters.
+    return _UNSAFE.sub(lambda match: json.dumps(match.group())[1:-1], text)
+
+
+def one_line(text: str, limit: int = 160) -> str:
+    """The beginning of *text*, visible and on one line."""
+    shown = visible(text[: limit + 1])
+    return shown if len(text) <= limit else f"{shown[:limit]}…"
+
+
+def _escaped(code: int) -> str:
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
