@@ -346,20 +346,22 @@ def set_up(connection: psycopg.Connection[Any], *, unsafe: bool = False, install
 def _conninfo(dsn: str) -> str:
     try:
         given = conninfo_to_dict(dsn)
-        # What libpq takes for a host when a password holds an unescaped '@' or '/'.
-        sound = (
-            not any(mark in str(given.get("host", "")) for mark in "@:") or ":" not in dsn.partition("://")[2]
-        )
     except (psycopg.ProgrammingError, TypeError, AttributeError):
-        sound = False
-    if not sound:
-        # libpq's own words may quote a piece of the password.
-        raise UsageError(
-            "malformed connection string (not shown, it may hold a password); expected "
-            "'postgresql://user:password@host:5432/database' or 'host=... dbname=... user=...'; "
-            "in the first form special characters of a password are written %40 for @, %2F for /, %3A for :"
-        )
+        raise _malformed() from None
+    # Where an unescaped '@' or '/' of a password leads libpq astray, a piece of it lands in the host.
+    host = str(given.get("host") or "")
+    if "@" in host or ("://" in dsn and not host.startswith("/") and any(mark in host for mark in "/: ")):
+        raise _malformed()
     return make_conninfo("", **(_DEFAULTS | given | {"client_encoding": "UTF8"}))
+
+
+def _malformed() -> UsageError:
+    # libpq's own words may quote a piece of the password.
+    return UsageError(
+        "malformed connection string (not shown, it may hold a password); expected "
+        "'postgresql://user:password@host:5432/database' or 'host=... dbname=... user=...'; "
+        "in the first form special characters of a password are written %40 for @, %2F for /, %3A for :"
+    )
 
 
 def _where(conninfo: str) -> str:

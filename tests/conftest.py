@@ -1,0 +1,122 @@
+"""Shared fixtures: one PostgreSQL from the wheel for a test session, and a fresh database for each use."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+from refold.journal import embedded
+from refold.journal.postgres import set_up
+
+_TEMPLATE = "refold_template"
+
+
+class PostgresServer:
+    """A real server of the test session's own, reached through a socket."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self._numbers = itertools.count(1)
+        self.start()
+        with self.admin() as connection:
+            connection.execute(f"create database {_TEMPLATE}")
+        with psycopg.connect(self.dsn(_TEMPLATE), autocommit=True) as connection:
+            set_up(connection)
+
+    def start(self) -> None:
+        """Start it, or do nothing when it runs."""
+        self._base = embedded.start(self.home).replace("dbname=postgres", "").strip()
+
+    def stop(self, *, immediately: bool = False) -> None:
+        """Stop it; immediately as a crash of the machine would."""
+        embedded.stop(self.home, immediately=immediately)
+
+    def dsn(self, database: str = "postgres") -> str:
+        """How to connect to *database*."""
+        return f"{self._base} dbname={database}"
+
+    @property
+    def socket(self) -> str:
+        """Path of the socket, for proxies."""
+        return f"{psycopg.conninfo.conninfo_to_dict(self._base)['host']}/.s.PGSQL.5432"
+
+    def admin(self, database: str = "postgres") -> psycopg.Connection[tuple[object, ...]]:
+        """An autocommit connection as the superuser."""
+        return psycopg.connect(self.dsn(database), autocommit=True)
+
+    def create_database(self, *, empty: bool = False, owner: str | None = None) -> str:
+        """The name of a new database, with the schema in it unless it is to be *empty*."""
+        name = f"test_{next(self._numbers)}"
+        query = sql.SQL("create database {} template {}").format(
+            sql.Identifier(name), sql.Identifier("template1" if empty else _TEMPLATE)
+        )
+        if owner is not None:
+            query += sql.SQL(" owner {}").format(sql.Identifier(owner))
+        with self.admin() as connection:
+            connection.execute(query)
+        return name
+
+    def drop_database(self, name: str) -> None:
+        """Remove a database, whoever is connected to it."""
+        self.start()
+        with self.admin() as connection:
+            connection.execute(
+                sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name))
+            )
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """One real PostgreSQL for the session."""
+    home = Path(tempfile.mkdtemp(prefix="refold-tests-"))
+    server = PostgresServer(home)
+    yield server
+    server.stop(immediately=True)
+    shutil.rmtree(home)
+
+
+@pytest.fixture
+def pg_dsn(postgres_server: PostgresServer) -> Iterator[str]:
+    """A fresh database with the schema in it."""
+    name = postgres_server.create_database()
+    yield postgres_server.dsn(name)
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture
+def empty_pg_dsn(postgres_server: PostgresServer) -> Iterator[str]:
+    """A fresh database without the schema."""
+    name = postgres_server.create_database(empty=True)
+    yield postgres_server.dsn(name)
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture
+def new_pg_dsn(postgres_server: PostgresServer) -> Iterator[Callable[[], str]]:
+    """Makes fresh databases with the schema in them, for tests that need several."""
+    names: list[str] = []
+
+    def make() -> str:
+        names.append(postgres_server.create_database())
+        return postgres_server.dsn(names[-1])
+
+    yield make
+    for name in names:
+        postgres_server.drop_database(name)
+
+
+@pytest.fixture
+def refold_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A fresh `$REFOLD_HOME`; the embedded server that was started in it is stopped afterwards."""
+    home = Path(tempfile.mkdtemp(prefix="refold-home-"))
+    monkeypatch.setenv("REFOLD_HOME", str(home))
+    monkeypatch.delenv("REFOLD_DSN", raising=False)
+    yield home
+    embedded.stop(home, immediately=True)
+    shutil.rmtree(home)
