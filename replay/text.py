@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -61,3 +62,29 @@ def _escaped(code: int) -> str:
     if code < 0x100:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def moment(at_us: int) -> str:
+    """Microseconds since the epoch as `2026-03-01 12:30:05.250`, in UTC."""
+    try:
+        return f"{datetime.fromtimestamp(at_us / 1e6, UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3]
+    except (OverflowError, OSError, ValueError):
+        return str(at_us)
+
+
+def duration(us: int | None) -> str:
+    """How long, in the unit that fits; empty for None."""
+    if us is None:
+        return ""
+    if us < 1000:
+        return f"{us} us"
+    if us < 1_000_000:
+        return f"{us / 1e3:.3g} ms"
+    return f"{us / 1e6:.1f} s"
+
+
+def size(count: int) -> str:
+    """How many bytes, in the unit that fits."""
+    if count < 1000:
+        return f"{count} B"
+    return f"{count / 1e3:.1f} kB" if count < 1_000_000 else f"{count / 1e6:.1f} MB"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import base64
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -108,11 +109,24 @@ def stream(
         after = events[-1].seq
 
 
-def rows(events: Iterable[Event]) -> Iterator[Row]:
-    """The rows of consecutive events."""
-    timeline = Timeline()
-    for event in events:
-        yield timeline.row(event)
+def record(event: Event) -> dict[str, Any]:
+    """An event whole, for a JSON document: its body as it is, or in base64 if that is no JSON."""
+    whole: dict[str, Any] = {
+        "thread": event.thread,
+        "seq": event.seq,
+        "id": str(event.id),
+        "kind": event.kind,
+        "version": event.version,
+        "fence": event.fence,
+        "recorded_at": event.recorded_at,
+        "hash": event.hash.hex(),
+        "size": len(event.body),
+    }
+    try:
+        msgspec.json.decode(event.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {**whole, "body": None, "body_base64": base64.b64encode(event.body).decode()}
+    return {**whole, "body": Raw(event.body)}
 
 
 def summary(body: ev.EventBody) -> str:

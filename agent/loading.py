@@ -1,0 +1,103 @@
+"""Finds agents and programs by name, `module:attribute`, as a person in a terminal names them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from ..journal.errors import UsageError
+from ..journal.journal import Journal
+from ..replay.events import EventBody
+from ..replay.program import Program
+from ..replay.runner import Runner
+from . import programs
+from .agent import Agent
+
+Runnable = Agent | Program
+
+
+def load(name: str) -> Runnable:
+    """
+    The agent or program that *name* stands for; the current directory is looked in first.
+
+    What the module prints while it is imported goes to stderr.
+
+    Args:
+        name: `module:attribute`; the attribute may be dotted.
+
+    Raises:
+        UsageError: The name has another form, the module cannot be imported, or it holds no such thing there.
+    """
+    module_name, colon, attribute = name.partition(":")
+    if not colon or not module_name or not attribute or module_name.startswith("."):
+        raise UsageError(f"an agent is named module:attribute, as in 'examples.support:agent', not {name!r}")
+    here = os.getcwd()  # noqa: PTH109 - a text, as the import system wants it
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    with contextlib.redirect_stdout(sys.stderr):
+        module = _imported(module_name)
+    found: Any = module
+    for part in attribute.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise UsageError(f"module {module_name!r} has no {attribute!r}; {_offers(module)}") from None
+    if not isinstance(found, Agent | Program):
+        raise UsageError(
+            f"{name!r} is {_article(type(found).__name__)}, neither an Agent nor a program; {_offers(module)}"
+        )
+    return found
+
+
+def program_of(runnable: Runnable) -> Program:
+    """The program to replay."""
+    return runnable.program if isinstance(runnable, Agent) else runnable
+
+
+def runner_of(
+    runnable: Runnable,
+    journal: Journal,
+    thread: str,
+    *,
+    observe: Callable[[int, EventBody], None] | None = None,
+) -> Runner:
+    """What runs an agent or program on one thread."""
+    if isinstance(runnable, Agent):
+        return runnable.runner(journal, thread, observe=observe)
+    return programs.runner(runnable, journal, thread, observe=observe)
+
+
+def _imported(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            raise UsageError(
+                f"there is no module {error.name!r}, neither in {os.getcwd()!r} nor installed"  # noqa: PTH109
+            ) from error
+        raise _failed(name, error) from error
+    except (Exception, SystemExit) as error:
+        raise _failed(name, error) from error
+
+
+def _failed(name: str, error: BaseException) -> UsageError:
+    said = f"{type(error).__name__}: {error}".strip().rstrip(":")
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
+    # The first frame is ours; without another one the module itself could not be compiled.
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if len(frames) > 1 else ""
+    return UsageError(f"importing {name!r} failed: {said}{where}; --debug shows all of it")
+
+
+def _offers(module: ModuleType) -> str:
+    names = [name for name, value in vars(module).items() if isinstance(value, Agent | Program)]
+    return f"it offers: {', '.join(sorted(names))}" if names else "it holds neither an Agent nor a program"
+
+
+def _article(name: str) -> str:
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"

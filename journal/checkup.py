@@ -1,0 +1,163 @@
+"""What `refold doctor` looks at: the parts that are installed, and a server and how it is set up."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+from typing import Literal
+
+from msgspec import Struct
+
+from . import install
+from .postgres import PostgresStore
+from .sources import SYSTEM, Sources
+
+Grade = Literal["ok", "warn", "fail"]
+
+ROUND_TRIPS = 20
+ROUND_TRIP_SLOW_S = 0.02
+CLOCK_APART_S = 1.0
+
+_SETTINGS = """
+select current_setting('full_page_writes'), current_setting('default_transaction_read_only'),
+       pg_is_in_recovery(), current_setting('max_connections')::int4
+"""
+_META = "select schema_version from refold.meta"
+_RIGHTS = """
+select coalesce(string_agg(p.proname::text, ', ' order by p.proname)
+                filter (where not has_function_privilege(p.oid, 'EXECUTE')), '')
+  from pg_catalog.pg_proc p
+  join pg_catalog.pg_namespace n on n.oid = p.pronamespace and n.nspname = 'refold'
+ where p.proname in ('create', 'acquire', 'renew', 'release', 'append', 'append_batch', 'append_many',
+                     'read', 'feed', 'send', 'messages', 'list')
+"""
+_CLOCK = "select extract(epoch from clock_timestamp())::float8"
+_NOTHING = "select 1"
+
+
+class Check(Struct, frozen=True):
+    """
+    One thing looked at.
+
+    Args:
+        name: What.
+        grade: Whether it is well.
+        found: What was found.
+        remedy: What to do, where something is to be done.
+    """
+
+    name: str
+    grade: Grade
+    found: str
+    remedy: str = ""
+
+
+def check_surroundings() -> list[Check]:
+    """Python and this machine."""
+    version = platform.python_version()
+    return [Check("python", "ok", f"{platform.python_implementation()} {version} on {platform.system()}")]
+
+
+def check_part(extra: str, module: str, what: str) -> Check:
+    """Whether the package behind an extra is installed; it is looked for, not imported."""
+    if importlib.util.find_spec(module) is not None:
+        return Check(f"extra {extra}", "ok", f"{module} is installed")
+    return Check(
+        f"extra {extra}", "warn", f"{module} is not installed", f"for {what}: pip install 'refold[{extra}]'"
+    )
+
+
+def check_store(store: PostgresStore, *, sources: Sources = SYSTEM) -> list[Check]:
+    """
+    A server and how it is set up; nothing is changed.
+
+    Raises:
+        StoreUnavailable: It stopped answering meanwhile.
+    """
+    server = install.Server(*store._ask(install._SERVER, ())[0])
+    return [
+        *_server(server),
+        *_settings(store, server),
+        *_schema(store, server),
+        _round_trip(store, sources),
+        _clock(store, sources),
+    ]
+
+
+def _server(server: install.Server) -> list[Check]:
+    found = f"PostgreSQL {server.version}, database {server.database!r}, role {server.role!r}"
+    checks = [
+        Check("server", "ok", found)
+        if server.version_num >= install.SERVER_VERSION_MIN
+        else Check("server", "fail", found, "refold needs PostgreSQL 14 or newer")
+    ]
+    for name, value in (("fsync", server.fsync), ("synchronous_commit", server.synchronous_commit)):
+        if value == "off":
+            why = f"turn {name} on: the server can lose events it has acknowledged, and tools would run twice"
+            checks.append(Check(name, "fail", value, why))
+        else:
+            checks.append(Check(name, "ok", value))
+    if server.isolation != "read committed":
+        why = "set it to 'read committed' for this role: higher levels only cost retries"
+        checks.append(Check("isolation", "warn", server.isolation, why))
+    return checks
+
+
+def _settings(store: PostgresStore, server: install.Server) -> list[Check]:
+    page_writes, read_only, in_recovery, connections = store._ask(_SETTINGS, ())[0]
+    checks = []
+    if page_writes == "off":
+        why = "turn full_page_writes on: a crash of the machine can tear pages"
+        checks.append(Check("full_page_writes", "warn", "off", why))
+    if in_recovery or read_only == "on":
+        found = "the server is a standby" if in_recovery else "transactions of this role are read only"
+        checks.append(Check("writable", "fail", found, "connect to the primary, as a role that may write"))
+    else:
+        checks.append(Check("writable", "ok", "yes"))
+    grade: Grade = "ok" if connections >= 20 else "warn"
+    why = "" if grade == "ok" else "one process uses up to 10 or so; raise max_connections or use a pooler"
+    checks.append(Check("max_connections", grade, str(connections), why))
+    return checks
+
+
+def _schema(store: PostgresStore, server: install.Server) -> list[Check]:
+    version = store._ask(_META, ())[0][0]
+    if version == install.SCHEMA_VERSION:
+        checks = [Check("schema", "ok", f"version {version}")]
+    else:
+        why = f"this refold knows version {install.SCHEMA_VERSION}: upgrade refold, or run 'refold init'"
+        checks = [Check("schema", "fail", f"version {version}", why)]
+    missing = store._ask(_RIGHTS, ())[0][0]
+    if missing:
+        why = f"let the schema's owner run: select refold.allow('{server.role}')"
+        checks.append(Check("rights", "fail", f"role {server.role!r} may not call: {missing}", why))
+    else:
+        checks.append(Check("rights", "ok", f"role {server.role!r} may run, resume and send"))
+    return checks
+
+
+def _round_trip(store: PostgresStore, sources: Sources) -> Check:
+    times = []
+    for _ in range(ROUND_TRIPS):
+        begun_s = sources.monotonic_s()
+        store._ask(_NOTHING, ())
+        times.append(sources.monotonic_s() - begun_s)
+    middle_s = sorted(times)[len(times) // 2]
+    found = f"{middle_s * 1e3:.2f} ms (median of {ROUND_TRIPS})"
+    if middle_s <= ROUND_TRIP_SLOW_S:
+        return Check("round trip", "ok", found)
+    return Check(
+        "round trip", "warn", found, "a tool turn waits for two commits: run workers near the database"
+    )
+
+
+def _clock(store: PostgresStore, sources: Sources) -> Check:
+    before_us = sources.now_us()
+    theirs_s = store._ask(_CLOCK, ())[0][0]
+    apart_s = (before_us + sources.now_us()) / 2e6 - theirs_s
+    found = f"this machine is {abs(apart_s):.3f} s {'ahead of' if apart_s > 0 else 'behind'} the database"
+    if abs(apart_s) <= CLOCK_APART_S:
+        return Check("clock", "ok", found)
+    return Check(
+        "clock", "warn", found, "synchronise the clocks; times shown to people are wrong, nothing else is"
+    )
