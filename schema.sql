@@ -80,6 +80,7 @@ create table refold.threads (
   head_xid     bigint      not null default 0,
   fence        bigint      not null default 0,
   holder       uuid,
+  holder_name  text        not null default '',
   lease_until  timestamptz,
   state        text        not null default 'idle'
                check (state in ('idle', 'running', 'waiting', 'parked', 'finished', 'failed', 'cancelled')),
@@ -362,14 +363,18 @@ end $$;
 create function refold.acquire(
   p_thread         text,
   p_holder         uuid,
+  p_name           text,
   p_ttl_s          float8,
-  p_steal          boolean,
+  p_steal          bigint,
   out outcome      text,
   out fence        bigint,
   out head         bigint,
   out head_hash    bytea,
   out state        text,
-  out remaining_s  float8)
+  out remaining_s  float8,
+  out name         text,
+  out left_open    boolean,
+  out now_us       bigint)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s' as $$
@@ -383,13 +388,18 @@ begin
     return;
   end if;
   remaining_s := extract(epoch from v_row.lease_until - refold.now());
-  if v_row.holder <> p_holder and remaining_s > 0 and not p_steal then
+  now_us := extract(epoch from refold.now()) * 1000000;
+  left_open := v_row.holder is not null;
+  if v_row.holder <> p_holder and remaining_s > 0 and v_row.fence is distinct from p_steal then
     outcome := 'busy';
+    fence := v_row.fence;
+    name := v_row.holder_name;
     return;
   end if;
   update refold.threads t
      set fence = t.fence + case when t.holder = p_holder then 0 else 1 end,
          holder = p_holder,
+         holder_name = p_name,
          lease_until = refold.now() + p_ttl_s * interval '1 second'
    where t.thread = p_thread
   returning t.fence, t.head, t.head_hash, t.state into fence, head, head_hash, state;

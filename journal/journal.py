@@ -10,10 +10,12 @@ from typing import Self, TypeVar
 
 from .envelope import Event, check_thread_id
 from .errors import StoreUnavailable, ThreadBusy, ThreadNotFound, UsageError
+from .holder import describe as describe_holder
+from .holder import is_dead
 from .memory import MemoryStore
 from .renewer import Renewer
 from .sources import SYSTEM, Sources
-from .store import Busy, Cursor, Message, Page, Release, Sent, Store, ThreadInfo, ThreadState
+from .store import Busy, Cursor, Lease, Message, Page, Release, Sent, Store, ThreadInfo, ThreadState
 from .tenure import Tenure
 from .writer import Writer
 
@@ -145,7 +147,8 @@ class Journal:
 
         Args:
             thread: Thread id.
-            steal: Take it from a live holder too, which then stops at its next append.
+            steal: Take it from a live holder too, which then stops at its next append. From a holder that
+                provably died on this machine it is taken at once in any case.
             create: Make the thread if it is not there.
 
         Raises:
@@ -157,17 +160,24 @@ class Journal:
         holder = self.sources.new_id()
         granted_s = 0.0
 
-        def take() -> Tenure:
+        def ask(robbed: int | None) -> Lease | Busy:
             nonlocal granted_s
             granted_s = self.sources.monotonic_s()
+            return self.store.acquire(
+                thread, holder=holder, ttl_s=self.lease_ttl_s, name=describe_holder(), steal=robbed
+            )
+
+        def take() -> Tenure:
             try:
-                lease = self.store.acquire(thread, holder=holder, ttl_s=self.lease_ttl_s, steal=steal)
+                lease = ask(None)
             except ThreadNotFound:
                 if not create:
                     raise
                 self.store.create(thread)
-                granted_s = self.sources.monotonic_s()
-                lease = self.store.acquire(thread, holder=holder, ttl_s=self.lease_ttl_s, steal=steal)
+                lease = ask(None)
+            dead = isinstance(lease, Busy) and is_dead(lease.name)
+            if isinstance(lease, Busy) and (dead or steal):
+                lease = ask(lease.fence)
             if isinstance(lease, Busy):
                 raise ThreadBusy(thread, remaining_s=lease.remaining_s)
             return Tenure(
@@ -176,6 +186,7 @@ class Journal:
                 writer=self._writer,
                 release=self._release,
                 sources=self.sources,
+                rival=lease.left_open and not dead,
             )
 
         tenure = self._patiently(take)

@@ -38,6 +38,7 @@ class _Thread:
         "fence",
         "head_hash",
         "holder",
+        "holder_name",
         "inbox",
         "keys",
         "lease_until",
@@ -52,6 +53,7 @@ class _Thread:
         self.head_hash = GENESIS
         self.fence = 0
         self.holder: UUID | None = None
+        self.holder_name = ""
         self.lease_until = 0
         self.state = ThreadState.IDLE
         self.wake_at_us: int | None = None
@@ -127,16 +129,20 @@ class MemoryStore:
                 page.append(self._info(thread, row))
         return page
 
-    def acquire(self, thread: str, *, holder: UUID, ttl_s: float, steal: bool = False) -> Lease | Busy:
+    def acquire(
+        self, thread: str, *, holder: UUID, ttl_s: float, name: str = "", steal: int | None = None
+    ) -> Lease | Busy:
         """Take the thread if it is free, expired, or already *holder*'s; the fence grows unless it is."""
         with self._lock:
             row = self._find(thread)
             now_us = self._sources.now_us()
+            left_open = row.holder is not None
             if row.holder != holder:
-                if row.holder is not None and row.lease_until > now_us and not steal:
-                    return Busy((row.lease_until - now_us) / 1e6)
+                if row.holder is not None and row.lease_until > now_us and row.fence != steal:
+                    return Busy((row.lease_until - now_us) / 1e6, row.fence, row.holder_name)
                 row.fence += 1
                 row.holder = holder
+            row.holder_name = name
             row.lease_until = now_us + int(ttl_s * 1e6)
             return Lease(
                 thread=thread,
@@ -146,6 +152,8 @@ class MemoryStore:
                 head_hash=row.head_hash,
                 state=row.state,
                 ttl_s=ttl_s,
+                left_open=left_open,
+                now_us=now_us,
             )
 
     def renew(self, thread: str, *, fence: int, ttl_s: float) -> bool:

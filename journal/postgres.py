@@ -157,16 +157,18 @@ class PostgresStore:
         rows = self._ask(sql.LIST, (at, thread, max(limit, 0), names, attention))
         return [sql.info_of(row) for row in rows]
 
-    def acquire(self, thread: str, *, holder: UUID, ttl_s: float, steal: bool = False) -> Lease | Busy:
+    def acquire(
+        self, thread: str, *, holder: UUID, ttl_s: float, name: str = "", steal: int | None = None
+    ) -> Lease | Busy:
         """Take the thread if it is free, expired, or already *holder*'s; the fence grows unless it is."""
         check_thread_id(thread)
-        ((outcome, fence, head, head_hash, state, remaining_s),) = self._ask(
-            sql.ACQUIRE, (thread, holder, ttl_s, steal)
+        ((outcome, fence, head, head_hash, state, remaining_s, holder_name, left_open, now_us),) = self._ask(
+            sql.ACQUIRE, (thread, holder, name, ttl_s, steal)
         )
         if outcome == "missing":
             raise ThreadNotFound(thread)
         if outcome == "busy":
-            return Busy(remaining_s)
+            return Busy(remaining_s, fence, holder_name)
         return Lease(
             thread=thread,
             holder=holder,
@@ -175,6 +177,8 @@ class PostgresStore:
             head_hash=head_hash,
             state=ThreadState(state),
             ttl_s=ttl_s,
+            left_open=left_open,
+            now_us=now_us,
         )
 
     def renew(self, thread: str, *, fence: int, ttl_s: float) -> bool:

@@ -28,7 +28,8 @@ select outcomes, heads from refold.append_many(
 """
 CREATE: LiteralString = "select refold.create(%s)"
 ACQUIRE: LiteralString = """
-select outcome, fence, head, head_hash, state, remaining_s from refold.acquire(%s, %b, %s::float8, %s)
+select outcome, fence, head, head_hash, state, remaining_s, name, left_open, now_us
+  from refold.acquire(%s, %b, %s, %s::float8, %s::int8)
 """
 RENEW: LiteralString = "select refold.renew(%s, %s::int8, %s::float8)"
 RELEASE: LiteralString = "select refold.release(%s, %s::int8, %s::int8)"

@@ -84,12 +84,18 @@ class Lease(Struct, frozen=True, kw_only=True):
     head_hash: bytes
     state: ThreadState
     ttl_s: float
+    left_open: bool
+    """Whether the holder before had not given it back: it crashed, hangs, or was robbed."""
+    now_us: int
+    """The database's clock at the grant, microseconds since the epoch."""
 
 
 class Busy(Struct, frozen=True):
-    """A live worker holds the thread."""
+    """A live worker holds the thread: for how long yet, under which fence, and its name for itself."""
 
     remaining_s: float
+    fence: int
+    name: str
 
 
 class Release(StrEnum):
@@ -191,7 +197,9 @@ class Store(Protocol):
             attention: Only what needs somebody: parked, failed, waiting, or running without a live lease.
         """
 
-    def acquire(self, thread: str, *, holder: UUID, ttl_s: float, steal: bool = False) -> Lease | Busy:
+    def acquire(
+        self, thread: str, *, holder: UUID, ttl_s: float, name: str = "", steal: int | None = None
+    ) -> Lease | Busy:
         """
         Take the thread if it is free, expired, or already *holder*'s; the fence grows unless it is.
 
@@ -199,7 +207,8 @@ class Store(Protocol):
             thread: Thread id.
             holder: Fresh for each attempt to take a thread, the same in its retries.
             ttl_s: How long the lease holds by the database's clock.
-            steal: Take it from a live holder too.
+            name: The holder's name for itself, shown to whoever finds the thread busy.
+            steal: Take it from a live holder too, if it is still the one of this fence.
 
         Raises:
             ThreadNotFound: Create it first.

@@ -28,6 +28,8 @@ class Tenure:
         head_hash: Its chain hash.
         state: The thread's state as last recorded.
         ttl_s: How long each renewal makes the lease last, seconds.
+        rival: Whether the holder before may still be alive somewhere, acting without the right to write.
+        clock_ahead_us: How far the database's clock was ahead of this process's at the grant.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Tenure:
         writer: Submits,
         release: Callable[[str, int, int], Release],
         sources: Sources,
+        rival: bool = False,
     ) -> None:
         self.thread = lease.thread
         self.fence = lease.fence
@@ -45,6 +48,8 @@ class Tenure:
         self.head_hash = lease.head_hash
         self.state = lease.state
         self.ttl_s = lease.ttl_s
+        self.rival = rival
+        self.clock_ahead_us = lease.now_us - sources.now_us()
         self._writer = writer
         self._release = release
         self._sources = sources

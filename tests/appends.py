@@ -20,7 +20,8 @@ class Pen:
 
     def __init__(self, store: Store, thread: str, *, ttl_s: float = 30.0, steal: bool = False) -> None:
         store.create(thread)
-        lease = store.acquire(thread, holder=uuid.uuid4(), ttl_s=ttl_s, steal=steal)
+        robbed = store.info(thread).fence if steal else None
+        lease = store.acquire(thread, holder=uuid.uuid4(), ttl_s=ttl_s, steal=robbed)
         assert isinstance(lease, Lease), lease
         self.store = store
         self.thread = thread

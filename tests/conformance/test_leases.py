@@ -12,7 +12,8 @@ from store_worlds import World
 
 
 def take(store: Store, thread: str = "a", *, ttl_s: float = 30.0, steal: bool = False) -> Lease | Busy:
-    return store.acquire(thread, holder=uuid.uuid4(), ttl_s=ttl_s, steal=steal)
+    robbed = store.info(thread).fence if steal else None
+    return store.acquire(thread, holder=uuid.uuid4(), ttl_s=ttl_s, steal=robbed)
 
 
 def test_acquire_tells_where_the_log_stands(store: Store) -> None:
@@ -42,6 +43,23 @@ def test_a_held_thread_is_busy_and_says_for_how_long(store: Store) -> None:
     assert 50 < busy.remaining_s <= 100
 
 
+def test_a_thread_can_be_stolen_only_from_the_holder_one_has_seen(store: Store) -> None:
+    store.create("a")
+    first = store.acquire("a", holder=uuid.uuid4(), ttl_s=30, name="me")
+    assert isinstance(first, Lease)
+    busy = take(store)
+    assert isinstance(busy, Busy)
+    assert (busy.fence, busy.name) == (first.fence, "me")
+
+    second = store.acquire("a", holder=uuid.uuid4(), ttl_s=30, steal=busy.fence)
+    third = store.acquire("a", holder=uuid.uuid4(), ttl_s=30, steal=busy.fence)
+
+    assert isinstance(second, Lease)
+    assert isinstance(third, Busy)
+    assert not first.left_open
+    assert second.left_open
+
+
 def test_an_acquire_repeated_by_its_holder_keeps_the_fence(store: Store) -> None:
     """H24 for acquire: its answer was lost, and the holder asks again."""
     store.create("a")
@@ -50,7 +68,9 @@ def test_an_acquire_repeated_by_its_holder_keeps_the_fence(store: Store) -> None
     first = store.acquire("a", holder=holder, ttl_s=30)
     again = store.acquire("a", holder=holder, ttl_s=30)
 
-    assert first == again
+    assert isinstance(first, Lease)
+    assert isinstance(again, Lease)
+    assert (first.fence, first.head, first.head_hash) == (again.fence, again.head, again.head_hash)
 
 
 def test_a_lease_runs_out_by_the_stores_clock_and_the_next_holder_gets_a_higher_fence(world: World) -> None:
