@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from ..journal import codec
 from ..journal.envelope import Event, check_thread_id
@@ -16,16 +16,14 @@ from ..journal.store import Message, Release
 from ..journal.tenure import Tenure
 from . import events as ev
 from .errors import RunFailed, RunUnfinished
-from .inbox import Resolution, decode_message, resolution_event
-from .interpreter import Interpreter
 from .live import LiveHost, World
+from .opening import begin_run, take_up_run
 from .program import Program
-from .rebuild import Thread, interpret, load
-from .session import RESULT_BYTES_MAX, Policy, Session, Status
+from .rebuild import Thread, load
+from .session import RESULT_BYTES_MAX, Policy, Status
 from .status import OpenCall, RunState, ThreadStatus, Totals
 
 Choose = Callable[[ThreadStatus], RunState | None]
-Begin = Callable[[], None]
 Observe = Callable[[int, ev.EventBody], None]
 
 READ_PAGE = 2000
@@ -178,13 +176,36 @@ class Runner:
             run = choose(thread.status)
             if run is not None and run.ended:
                 return self._result(thread.status, run)
+            host = self._host = LiveHost(self._journal, tenure, self._world)
             if run is None:
                 assert value is not None
-                session, begin = self._new_run(tenure, thread, value, key, messages)
+                opened = begin_run(
+                    self._program,
+                    thread,
+                    value,
+                    key=key,
+                    messages=messages,
+                    host=host,
+                    policy=self._policy,
+                    now_us=self._journal.sources.now_us(),
+                    new_uid=self._journal.sources.new_id,
+                )
             else:
-                session, begin = await self._resumed(tenure, thread, run, messages, accept)
+                opened = take_up_run(
+                    self._program,
+                    thread,
+                    run,
+                    messages=messages,
+                    host=host,
+                    policy=self._policy,
+                    accept=accept,
+                )
+            session = opened.session
+            session.observe = self._observer(thread.status)
             try:
-                await self._drive(session, tenure, begin)
+                await host.drive(session, opened.begin)
+                if session.error is not None:
+                    raise session.error
             finally:
                 session.interpreter.machine.close()
             run = thread.status.current
@@ -223,66 +244,6 @@ class Runner:
             f"{'key' if key is not None else 'input'}; resume it first, or give it up with supersede=True"
         )
 
-    def _new_run(
-        self, tenure: Tenure, thread: Thread, value: bytes, key: str | None, messages: list[Message]
-    ) -> tuple[Session, Begin]:
-        status, program = thread.status, self._program
-        at = max(status.last_at, self._journal.sources.now_us())
-        before: list[ev.EventBody] = []
-        if not thread.bodies:
-            before.append(ev.ThreadCreated(at=at, uid=self._journal.sources.new_id().hex))
-        if status.unfinished is not None:
-            before += _superseded(status.unfinished, at)
-        resolved, consumed = _late_resolutions(status, messages, at)
-        before += resolved
-        after = status.copy()
-        for offset, body in enumerate(before, 1):
-            after.apply(tenure.head + offset, body)
-        run_id = f"r{len(status.runs) + 1}"
-        interpreter = Interpreter(
-            program,
-            thread=self._thread,
-            uid=after.uid,
-            run_id=run_id,
-            prior=program.prior([*thread.bodies, *before]),
-            doubted=frozenset(after.doubted),
-        )
-        started = ev.RunStarted(
-            at=at,
-            run=run_id,
-            program=program.name,
-            digest=program.digest,
-            input=Raw(value),
-            key=key,
-            definition=program.definition,
-            concurrency=program.concurrency,
-        )
-        session = Session(
-            interpreter, self._new_host(tenure), head=tenure.head, last_at=at, policy=self._policy
-        )
-        session.observe = self._observer(status)
-        return session, lambda: session.start(started, before=before, consumed=consumed)
-
-    async def _resumed(
-        self, tenure: Tenure, thread: Thread, run: RunState, messages: list[Message], accept: bool
-    ) -> tuple[Session, Begin]:
-        status = thread.status
-        if run.program != self._program.name:
-            raise UsageError(
-                f"thread {self._thread!r}: run {run.run!r} belongs to program {run.program!r}, "
-                f"not to {self._program.name!r}; resume it with the agent or program of that name"
-            )
-        pair = (run.digest, self._program.digest) if accept else None
-        interpreter = interpret(self._program, thread, run, accept=pair)
-        host = self._new_host(tenure)
-        session = Session(interpreter, host, head=tenure.head, last_at=status.last_at, policy=self._policy)
-        session.observe = self._observer(status)
-        changed = pair is not None and pair[0] != pair[1] and pair not in run.accepted
-        accepted = ev.DivergenceAccepted(
-            at=status.last_at, run=run.run, recorded=run.digest, asked=self._program.digest
-        )
-        return session, lambda: session.resume(messages, accepted=accepted if changed else None)
-
     def _observer(self, status: ThreadStatus) -> Observe:
         def observe(seq: int, body: ev.EventBody) -> None:
             status.apply(seq, body)
@@ -290,17 +251,6 @@ class Runner:
                 self._observe(seq, body)
 
         return observe
-
-    def _new_host(self, tenure: Tenure) -> LiveHost:
-        self._host = LiveHost(self._journal, tenure, self._world)
-        return self._host
-
-    async def _drive(self, session: Session, tenure: Tenure, begin: Begin) -> None:
-        host = self._host
-        assert host is not None
-        await host.drive(session, begin)
-        if session.error is not None:
-            raise session.error
 
     def _result(self, status: ThreadStatus, run: RunState) -> RunResult:
         if run.status == "failed":
@@ -351,33 +301,5 @@ def read_all(journal: Journal, thread: str, *, upto: int | None = None) -> list[
     return events
 
 
-def _late_resolutions(
-    status: ThreadStatus, messages: list[Message], at: int
-) -> tuple[list[ev.EventBody], list[int]]:
-    """What has become known of calls of earlier runs since; the conversation tells the model."""
-    resolved: list[ev.EventBody] = []
-    consumed: list[int] = []
-    for message in messages:
-        content = decode_message(message)
-        if not isinstance(content, Resolution):
-            continue
-        call = status.open_call(content.call)
-        consumed.append(message.id)
-        if call is not None and call.attempt == content.attempt:
-            resolved.append(resolution_event(content, at))
-    return resolved, consumed
-
-
 def _same(run_id: str) -> Choose:
     return lambda status: status.run(run_id)
-
-
-def _superseded(run: RunState, at: int) -> list[ev.EventBody]:
-    """Close an unfinished run: what is open has an unknown outcome, and the run is cancelled."""
-    closing: list[ev.EventBody] = [
-        ev.ToolInDoubt(at=at, call=call.call, attempt=call.attempt, why="its run was superseded")
-        for call in run.open.values()
-        if call.status == "started"
-    ]
-    closing.append(ev.RunCancelled(at=at, run=run.run, reason="superseded"))
-    return closing

@@ -1,0 +1,160 @@
+"""
+Opens a session on a thread that has been read: the run it is about, begun or taken up where its log ends.
+
+Pure, so that the asyncio runner and the simulator take up a run by the very same code.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+
+from msgspec import Raw, Struct
+
+from ..journal.errors import UsageError
+from ..journal.store import Message
+from . import events as ev
+from .inbox import Resolution, decode_message, resolution_event
+from .interpreter import Interpreter
+from .program import Program
+from .rebuild import Thread, interpret
+from .session import Host, Policy, Session
+from .status import RunState, ThreadStatus
+
+
+class Opened(Struct):
+    """A session that has not begun; `thread.status` is to be told of the events it makes."""
+
+    session: Session
+    begin: Callable[[], None]
+
+
+def begin_run(
+    program: Program,
+    thread: Thread,
+    value: bytes,
+    *,
+    key: str | None,
+    messages: list[Message],
+    host: Host,
+    policy: Policy,
+    now_us: int,
+    new_uid: Callable[[], uuid.UUID],
+) -> Opened:
+    """
+    A new run on *thread*; an unfinished one is superseded.
+
+    Args:
+        program: What to run.
+        thread: The thread as it has been read.
+        value: Canonical bytes of the input.
+        key: Names the run.
+        messages: The thread's inbox.
+        host: Performs what the session asks.
+        policy: Failures and time.
+        now_us: Wall clock.
+        new_uid: Draws the uid of a thread that has no event yet.
+    """
+    status = thread.status
+    at = max(status.last_at, now_us)
+    before: list[ev.EventBody] = []
+    if not thread.bodies:
+        before.append(ev.ThreadCreated(at=at, uid=new_uid().hex))
+    if status.unfinished is not None:
+        before += _superseded(status.unfinished, at)
+    resolved, consumed = _late_resolutions(status, messages, at)
+    before += resolved
+    after = status.copy()
+    for seq, body in enumerate(before, thread.head + 1):
+        after.apply(seq, body)
+    run_id = f"r{len(status.runs) + 1}"
+    interpreter = Interpreter(
+        program,
+        thread=thread.name,
+        uid=after.uid,
+        run_id=run_id,
+        prior=program.prior([*thread.bodies, *before]),
+        doubted=frozenset(after.doubted),
+    )
+    started = ev.RunStarted(
+        at=at,
+        run=run_id,
+        program=program.name,
+        digest=program.digest,
+        input=Raw(value),
+        key=key,
+        definition=program.definition,
+        concurrency=program.concurrency,
+    )
+    session = Session(interpreter, host, head=thread.head, last_at=at, policy=policy)
+    return Opened(session, lambda: session.start(started, before=before, consumed=consumed))
+
+
+def take_up_run(
+    program: Program,
+    thread: Thread,
+    run: RunState,
+    *,
+    messages: list[Message],
+    host: Host,
+    policy: Policy,
+    accept: bool = False,
+) -> Opened:
+    """
+    Go on with an unfinished *run* of *thread*.
+
+    Args:
+        program: What recorded the run, or a later version of it.
+        thread: The thread as it has been read.
+        run: The run.
+        messages: The thread's inbox.
+        host: Performs what the session asks.
+        policy: Failures and time.
+        accept: Accept changed requests between the recorded definition and the program's, and record that.
+
+    Raises:
+        UsageError: The run belongs to another program.
+        Divergence: The program no longer fits the run's log.
+    """
+    if run.program != program.name:
+        raise UsageError(
+            f"thread {thread.name!r}: run {run.run!r} belongs to program {run.program!r}, "
+            f"not to {program.name!r}; resume it with the agent or program of that name"
+        )
+    pair = (run.digest, program.digest) if accept else None
+    interpreter = interpret(program, thread, run, accept=pair)
+    session = Session(interpreter, host, head=thread.head, last_at=thread.status.last_at, policy=policy)
+    accepted: ev.DivergenceAccepted | None = None
+    if pair is not None and pair[0] != pair[1] and pair not in run.accepted:
+        accepted = ev.DivergenceAccepted(
+            at=thread.status.last_at, run=run.run, recorded=run.digest, asked=program.digest
+        )
+    return Opened(session, lambda: session.resume(messages, accepted=accepted))
+
+
+def _late_resolutions(
+    status: ThreadStatus, messages: list[Message], at: int
+) -> tuple[list[ev.EventBody], list[int]]:
+    """What has become known of calls of earlier runs since; the conversation tells the model."""
+    resolved: list[ev.EventBody] = []
+    consumed: list[int] = []
+    for message in messages:
+        content = decode_message(message)
+        if not isinstance(content, Resolution):
+            continue
+        call = status.open_call(content.call)
+        consumed.append(message.id)
+        if call is not None and call.attempt == content.attempt:
+            resolved.append(resolution_event(content, at))
+    return resolved, consumed
+
+
+def _superseded(run: RunState, at: int) -> list[ev.EventBody]:
+    """Close an unfinished run: what is open has an unknown outcome, and the run is cancelled."""
+    closing: list[ev.EventBody] = [
+        ev.ToolInDoubt(at=at, call=call.call, attempt=call.attempt, why="its run was superseded")
+        for call in run.open.values()
+        if call.status == "started"
+    ]
+    closing.append(ev.RunCancelled(at=at, run=run.run, reason="superseded"))
+    return closing
