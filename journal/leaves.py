@@ -44,9 +44,19 @@ def _bytes(value: bytes | bytearray | memoryview) -> Any:
     return {"~bytes": base64.b64encode(memoryview(value).tobytes()).decode("ascii")}
 
 
+def _check_zone(value: datetime | time) -> None:
+    if value.tzinfo is None:
+        return
+    offset = value.utcoffset()
+    if offset is None:
+        raise Refused("its zone gives no offset (a time of day needs a date for that); use an aware datetime")
+    if timedelta(0) < abs(offset) < timedelta(seconds=1):
+        # Python writes such an offset and reads UTC
+        raise Refused("its zone is less than a second from UTC; use UTC")
+
+
 def _datetime(value: datetime) -> Any:
-    if value.tzinfo is not None and value.utcoffset() is None:
-        raise Refused("its zone gives no offset; use an aware time zone or none")
+    _check_zone(value)
     text = datetime.isoformat(value)
     if type(value) is not datetime:
         back = datetime.fromisoformat(text).replace(tzinfo=None)
@@ -57,8 +67,7 @@ def _datetime(value: datetime) -> Any:
 
 
 def _time(value: time) -> Any:
-    if value.tzinfo is not None and value.utcoffset() is None:
-        raise Refused("its zone has no offset without a date; use a datetime")
+    _check_zone(value)
     text = time.isoformat(value)
     return {"~time": [text, 1] if value.fold and value.tzinfo is None else text}
 

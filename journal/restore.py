@@ -27,7 +27,14 @@ from .records import Mismatch, build_record, field_types, one_line, validated
 from .values import Path, Recorder, decode_plain, encode_plain, is_pydantic, path_text, untag
 
 _ANYTHING = (Any, object, inspect.Parameter.empty)
-_WRAPPERS = (typing.Annotated, typing.Required, typing.NotRequired, typing.Final, typing.ClassVar)
+_WRAPPERS = (
+    typing.Annotated,
+    typing.Required,
+    typing.NotRequired,
+    typing.Final,
+    typing.ClassVar,
+    getattr(typing, "ReadOnly", typing.Final),  # Python 3.13
+)
 _FROM_TEXT: dict[type, Callable[[str], Any]] = {
     datetime: datetime.fromisoformat,
     date: date.fromisoformat,
@@ -134,6 +141,9 @@ def _class(value: Any, kind: type, args: tuple[Any, ...], hint: Any, path: Path)
 
 
 def _fits(value: Any, kind: type) -> bool:
+    if kind is float and type(value) is int:
+        # as type checkers see it; the value stays an int
+        return True
     try:
         return isinstance(value, kind)
     except TypeError:
@@ -169,9 +179,9 @@ def _same_kind(old: Any, items: Iterable[Any]) -> Any:
 
 def _converted(value: Any, kind: Any, path: Path) -> Any:
     """Undo what recording did to a value of *kind*, or leave it."""
-    if (kind is float and type(value) is int) or (kind is complex and type(value) in (int, float)):
-        return value if kind is float else complex(value)
     try:
+        if kind is complex and type(value) in (int, float):
+            return complex(value)
         if isinstance(value, str):
             read = _FROM_TEXT.get(kind)
             if read is not None:
