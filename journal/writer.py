@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 from collections.abc import Callable
 from typing import Protocol
@@ -50,11 +51,30 @@ def _backoff_s(failures: int) -> float:
     return min(_BACKOFF_MAX_S, _BACKOFF_MIN_S * 2.0 ** min(failures - 2, 16))
 
 
+def _group(queue: list[_Submission], now_s: float) -> list[_Submission]:
+    """What of one lane's *queue* can go out in one call; each of the second lane goes by itself."""
+    group: list[_Submission] = []
+    threads: set[str] = set()
+    size = 0
+    for each in queue:
+        if each.due_s > now_s or each.append.thread in threads:
+            continue
+        if group and size + each.bytes > _GROUP_BYTES_MAX:
+            break
+        group.append(each)
+        threads.add(each.append.thread)
+        size += each.bytes
+        if each.alone or len(group) == _GROUP_MAX:
+            break
+    return group
+
+
 class Writer:
     """
     Sends appends from a thread of its own.
 
     What waits when the writer is free goes out in one call with one commit; a lone append goes out at once.
+    An append that found its thread's row locked goes on alone in a second thread, so that it holds up no other.
     An append whose answer was lost, or that found the server away, is sent again unchanged until its
     outcome is known or `hold_s` have passed since it was submitted.
 
@@ -70,26 +90,28 @@ class Writer:
         self._hold_s = hold_s
         self._changed = threading.Condition()
         self._queue: list[_Submission] = []
-        self._busy = False
+        self._busy = 0
         self._pause_until_s = 0.0
         self._outage = 0
         self._closing = False
-        self._thread: threading.Thread | None = None
+        self._lanes: dict[bool, threading.Thread] = {}
+        self._pid = os.getpid()
 
     def submit(self, append: Append, settle: Settle) -> None:
         """Queue *append*; *settle* is called once from the writer thread. Raises `UsageError` when closed."""
+        if os.getpid() != self._pid:
+            # Threads do not survive a fork: nobody would ever send it.
+            raise UsageError("this journal was opened before a fork; open another one in the child process")
         submission = _Submission(append, settle, self._sources.monotonic_s() + self._hold_s)
         with self._changed:
             if self._closing:
                 raise UsageError(f"the journal is closed; nothing was appended to thread {append.thread!r}")
             self._queue.append(submission)
-            if self._thread is None:
-                # A daemon with an exit handler: joined at exit without a word, an outage would look like a hang.
-                atexit.register(self._flush_at_exit)
-                self._thread = threading.Thread(target=self._run, name="refold-writer", daemon=True)
-                self._thread.start()
-            else:
+            if self._lanes:
                 self._changed.notify_all()
+            else:
+                atexit.register(self._flush_at_exit)
+                self._open_lane(alone=False)
 
     @property
     def pending(self) -> int:
@@ -102,9 +124,11 @@ class Writer:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        # The second lane is opened by the first, so it is looked for when the first has ended.
+        for alone in (False, True):
+            lane = self._lanes.get(alone)
+            if lane is not None and lane is not threading.current_thread():
+                lane.join()
         atexit.unregister(self._flush_at_exit)
 
     def _flush_at_exit(self) -> None:
@@ -112,49 +136,35 @@ class Writer:
             _log.warning("waiting for %d appends to be recorded before the process ends", pending)
         self.close()
 
-    def _run(self) -> None:
-        while group := self._take():
+    def _open_lane(self, *, alone: bool) -> None:
+        # A daemon with an exit handler: joined at exit without a word, an outage would look like a hang.
+        lane = threading.Thread(target=self._run, args=(alone,), name="refold-writer", daemon=True)
+        self._lanes[alone] = lane
+        lane.start()
+
+    def _run(self, alone: bool) -> None:
+        while group := self._take(alone):
             self._send(group)
             with self._changed:
-                self._busy = False
+                self._busy -= 1
+                if self._closing:
+                    self._changed.notify_all()
 
-    def _take(self) -> list[_Submission]:
-        """Wait for work; what can go out in one call now. Empty when closed and nothing is left."""
+    def _take(self, alone: bool) -> list[_Submission]:
+        """Wait for work of this lane; what can go out in one call now. Empty when closed and all is done."""
         with self._changed:
             while True:
-                if not self._queue:
-                    if self._closing:
-                        return []
-                    self._changed.wait()
-                    continue
                 now_s = self._sources.monotonic_s()
-                if now_s >= self._pause_until_s and (group := self._group(now_s)):
+                mine = [each for each in self._queue if each.alone is alone]
+                if mine and now_s >= self._pause_until_s and (group := _group(mine, now_s)):
                     taken = set(map(id, group))
                     self._queue = [each for each in self._queue if id(each) not in taken]
-                    self._busy = True
+                    self._busy += 1
                     return group
-                due_s = max(self._pause_until_s, min(each.due_s for each in self._queue))
-                self._changed.wait(max(0.001, due_s - now_s))
-
-    def _group(self, now_s: float) -> list[_Submission]:
-        group: list[_Submission] = []
-        threads: set[str] = set()
-        size = 0
-        for each in self._queue:
-            if each.due_s > now_s or each.append.thread in threads:
-                continue
-            if each.alone:
-                if group:
-                    continue
-                return [each]
-            if group and size + each.bytes > _GROUP_BYTES_MAX:
-                break
-            group.append(each)
-            threads.add(each.append.thread)
-            size += each.bytes
-            if len(group) == _GROUP_MAX:
-                break
-        return group
+                if self._closing and not self._queue and not self._busy:
+                    return []
+                due_s = max(self._pause_until_s, min((each.due_s for each in mine), default=0.0))
+                self._changed.wait(max(0.001, due_s - now_s) if mine else None)
 
     def _send(self, group: list[_Submission]) -> None:
         sent_s = self._sources.monotonic_s()
@@ -191,7 +201,11 @@ class Writer:
             kept.append(each)
         with self._changed:
             self._queue[:0] = kept
-            if not error.contended:
+            if error.contended:
+                if kept and True not in self._lanes:
+                    self._open_lane(alone=True)
+                self._changed.notify_all()
+            else:
                 self._outage += 1
                 self._pause_until_s = now_s + _backoff_s(self._outage)
         if kept and self._outage in (2, 8):
