@@ -13,10 +13,10 @@ from ..replay.events import EventBody
 from ..replay.live import Limits, World
 from ..replay.ports import ModelClient
 from ..replay.program import CONCURRENCY_DEFAULT, Program, digest_text
+from ..replay.recording import Policy
 from ..replay.requests import Messages
 from ..replay.run import Run
 from ..replay.runner import Runner, RunResult
-from ..replay.session import Policy
 from .context import ToolContext
 from .conversation import fold_prior
 from .loop import LoopSpec, run_loop

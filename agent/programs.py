@@ -10,8 +10,8 @@ from ..replay.events import EventBody
 from ..replay.live import Limits, World
 from ..replay.ports import ModelClient
 from ..replay.program import Program
+from ..replay.recording import Policy
 from ..replay.runner import Runner, RunResult
-from ..replay.session import Policy
 from .agent import run_blocking
 from .context import ToolContext
 

@@ -19,7 +19,7 @@ from .errors import ModelError
 from .inbox import encode_message, resolution_key
 from .outcomes import Reconciled, Unknown
 from .ports import MakeContext, ModelClient, ToolContext
-from .session import Completion, late_resolution
+from .recording import Completion, late_resolution
 
 STOP_GRACE_S = 1.0
 """How long an async tool gets to come to its end after it was cancelled."""

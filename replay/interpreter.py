@@ -105,6 +105,10 @@ class Interpreter:
             return []
         return handler(self, body)
 
+    def named(self, call_id: str) -> Call | None:
+        """The pending call of that id."""
+        return self.pending.get(call_id[len(self._prefix) :]) if call_id.startswith(self._prefix) else None
+
     def next_tool(self) -> Call | None:
         """The tool call to start now: the first one asked, if a slot is free."""
         if self._unstarted and len(self._running) < self.program.concurrency:

@@ -18,7 +18,8 @@ from ..journal.store import AppendResult, ThreadState
 from ..journal.tenure import Tenure
 from .commands import Call, ToolCall
 from .effects import Effects, Limits, World
-from .session import Completion, Session
+from .recording import Completion
+from .session import Session
 
 __all__ = ["Limits", "LiveHost", "World"]
 

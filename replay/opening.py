@@ -14,11 +14,13 @@ from msgspec import Raw, Struct
 from ..journal.errors import UsageError
 from ..journal.store import Message
 from . import events as ev
+from .host import Host
 from .inbox import Resolution, decode_message, resolution_event
 from .interpreter import Interpreter
 from .program import Program
 from .rebuild import Thread, interpret
-from .session import Host, Policy, Session
+from .recording import Policy
+from .session import Session
 from .status import RunState, ThreadStatus
 
 

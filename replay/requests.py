@@ -59,7 +59,7 @@ class RequestDelta(Struct, frozen=True, omit_defaults=True, gc=False):
     A request against the one before it on its branch.
 
     Args:
-        base: Call id of that request; "prior" for the last preamble and the conversation of the thread's earlier runs; None for neither.
+        base: Call id of that request; "prior" for the last preamble and the conversation of the earlier runs; or None.
         parts: In order, ranges `[from, to)` of the base's items, and new items.
         params: The parameters, when they differ from the base's.
     """

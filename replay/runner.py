@@ -20,7 +20,8 @@ from .live import LiveHost, World
 from .opening import begin_run, take_up_run
 from .program import Program
 from .rebuild import Thread, load
-from .session import RESULT_BYTES_MAX, Policy, Status
+from .recording import RESULT_BYTES_MAX, Policy
+from .session import Status
 from .status import OpenCall, RunState, ThreadStatus, Totals
 
 Choose = Callable[[ThreadStatus], RunState | None]

@@ -201,7 +201,7 @@ async def test_a_retryable_model_failure_is_recorded_and_asked_again(journal: Jo
     async def ask(run: Run) -> str:
         return (await run.model(messages=[{"role": "user", "content": "x"}], model="m")).text
 
-    from refold.replay.session import Policy
+    from refold.replay.recording import Policy
 
     result = await refold.run(
         ask, journal=journal, thread="t", models=Flaky(), policy=Policy(backoff_s=0.001)

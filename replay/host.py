@@ -1,0 +1,43 @@
+"""What a session asks of its surroundings: the asyncio host, the simulator and tests each give their own."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..journal.envelope import NewEvent
+from ..journal.store import ThreadState
+from .commands import Call
+
+
+class Host(Protocol):
+    """What a session asks of its surroundings; every method returns at once."""
+
+    def now_us(self) -> int:
+        """Wall clock in microseconds."""
+
+    def new_id(self) -> uuid.UUID:
+        """A fresh event id."""
+
+    def append(
+        self,
+        events: Sequence[NewEvent],
+        *,
+        state: ThreadState,
+        wake_at_us: int | None,
+        consumed: Sequence[int],
+    ) -> None:
+        """Append; answered by `Session.acked` when durable. Never called again before that."""
+
+    def perform(self, call: Call, attempt: int) -> None:
+        """Begin an effect; answered by `Session.completed`."""
+
+    def reconcile(self, call: Call, attempt: int) -> None:
+        """Ask the outside world about a call in doubt; answered by `Session.reconciled`."""
+
+    def abandon(self, call: Call) -> None:
+        """Ask an effect under way to stop."""
+
+    def alarm(self, at_us: int) -> None:
+        """Call `Session.alarm` when the wall clock reaches *at_us*."""

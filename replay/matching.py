@@ -1,0 +1,113 @@
+"""Finds the pending call that a message from outside is for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from ..journal.store import Message
+from . import events as ev
+from .commands import Call, Phase, ToolCall, WaitFor
+from .inbox import Approval, Cancel, Resolution, Signal, decode_message, resolution_event
+from .interpreter import Interpreter
+
+
+class Match(Struct, frozen=True):
+    """The event that takes a message into the log; None for one that nobody can take any more."""
+
+    event: ev.EventBody | None
+
+
+def match(message: Message, interpreter: Interpreter, *, at: int) -> Match | None:
+    """What to do with a message now; None leaves it in the inbox for later."""
+    content = decode_message(message)
+    match content:
+        case Cancel():
+            if content.run not in (None, interpreter.run_id):
+                return Match(None)
+            reason, by = content.reason, content.by
+            return Match(ev.CancelRequested(at=at, run=interpreter.run_id, reason=reason, by=by))
+        case Signal():
+            return _signal(content, interpreter, at)
+        case Approval():
+            call = interpreter.named(content.call)
+            if call is None or call.phase is not Phase.ASKING:
+                return _not_now(content.call, call, interpreter)
+            given = content.approved
+            return Match(
+                ev.ApprovalGiven(at=at, call=call.id, approved=given, by=content.by, note=content.note)
+            )
+        case Resolution():
+            # Only while exactly this attempt is in doubt: an answer about another attempt says nothing of it.
+            call = interpreter.named(content.call)
+            if call is None or call.attempt != content.attempt or call.phase is not Phase.DOUBT:
+                return _not_now(content.call, call, interpreter)
+            return Match(resolution_event(content, at))
+        case _:
+            return None
+
+
+def has_news(
+    interpreter: Interpreter, messages: Iterable[Message], holds: dict[str, int], *, now: int
+) -> bool:
+    """Whether going on with a run can move anything; if not, nothing is to be written."""
+    if interpreter.machine.done is not None or interpreter.cancelling or interpreter.new_patches:
+        return True
+    if any(_ready(call, now, holds) for call in interpreter.pending.values()):
+        return True
+    return any((found := match(m, interpreter, at=now)) and found.event is not None for m in messages)
+
+
+def soonest(interpreter: Interpreter, holds: dict[str, int]) -> int | None:
+    """When a clock will next move the run, microseconds since the epoch; None if none will."""
+    times: list[int] = []
+    for call in interpreter.pending.values():
+        if call.phase is Phase.WAITING and call.due is not None:
+            times.append(call.due)
+        elif call.phase is Phase.BACKOFF and call.retry_at is not None:
+            times.append(call.retry_at)
+        elif call.phase is Phase.DOUBT and call.path in holds:
+            times.append(holds[call.path])
+    return min(times, default=None)
+
+
+def doubt_reason(doubts: list[Call]) -> str:
+    """Why a run is parked, and what to do."""
+    names = ", ".join(c.command.tool.name for c in doubts if isinstance(c.command, ToolCall))
+    return f"the outcome of {names} is unknown; say what happened with 'refold resolve'"
+
+
+def _signal(content: Signal, interpreter: Interpreter, at: int) -> Match | None:
+    for call in interpreter.pending.values():
+        command = call.command
+        if isinstance(command, WaitFor) and call.phase is Phase.WAITING and command.name == content.name:
+            name, value = content.name, content.value
+            return Match(ev.SignalReceived(at=at, call=call.id, name=name, value=value, by=content.by))
+    return None
+
+
+def _not_now(call_id: str, call: Call | None, interpreter: Interpreter) -> Match | None:
+    """An answer that nobody can take any more is taken out of the way; one that may yet be taken stays."""
+    if call is not None or not call_id.startswith(f"{interpreter.run_id}/"):
+        return None
+    return Match(None)
+
+
+def _ready(call: Call, now: int, holds: dict[str, int]) -> bool:
+    match call.phase:
+        case Phase.DOUBT:
+            command = call.command
+            return (
+                isinstance(command, ToolCall)
+                and command.tool.in_doubt != "park"
+                and holds.get(call.path, 0) <= now
+            )
+        case Phase.ASKING:
+            return False
+        case Phase.WAITING:
+            return call.due is not None and call.due <= now
+        case Phase.BACKOFF:
+            return (call.retry_at or 0) <= now
+        case _:
+            return True

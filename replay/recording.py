@@ -1,0 +1,287 @@
+"""Turns what came of performing a call into the event that records it. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from typing import Any
+
+from msgspec import Raw, Struct
+
+from ..journal import codec
+from ..journal.envelope import EVENT_BYTES_MAX
+from ..journal.errors import LimitExceeded, UnsupportedValue
+from . import events as ev
+from .commands import Call, ModelCall, Phase, Sleep, StepCall, ToolCall, WaitFor
+from .errors import Effect, ModelError, ToolError
+from .inbox import Resolution
+from .machine import Done
+from .outcomes import DidNotHappen, Happened, Reconciled, ToolRaised
+from .ports import ModelReply
+from .response import encode_reply
+
+RESULT_BYTES_MAX = EVENT_BYTES_MAX - 1024 * 1024
+"""Largest recorded value: an event less room for what surrounds it."""
+
+
+class Policy(Struct, frozen=True, kw_only=True):
+    """
+    How a run treats failures and time.
+
+    Args:
+        model_attempts: How often a model call is tried in all when the failure is of a kind that trying again can mend.
+        backoff_s: Pause after the first failed attempt; doubles with each.
+        backoff_max_s: Longest pause.
+        hold_wait_s: A run that waits for a timer due sooner keeps its lease.
+        cancel_grace_s: How long tools of a cancelled run get to come to an end.
+    """
+
+    model_attempts: int = 5
+    backoff_s: float = 0.5
+    backoff_max_s: float = 30.0
+    hold_wait_s: float = 5.0
+    cancel_grace_s: float = 5.0
+
+
+class Completion(Struct, frozen=True):
+    """What came of performing a call: a value, or an error; `timed_out` when it was given up, outcome unknown."""
+
+    value: Any = None
+    error: BaseException | None = None
+    latency_us: int = 0
+    timed_out: bool = False
+
+
+def beginning(call: Call, *, at: int) -> ev.EventBody | None:
+    """The event that records that a call waits: for a clock, a signal or a person; None for other calls."""
+    command = call.command
+    match command:
+        case Sleep() if call.phase is Phase.ASKED:
+            return ev.TimerSet(at=at, call=call.id, due=at + command.duration_us)
+        case WaitFor() if call.phase is Phase.ASKED:
+            due = None if command.timeout_us is None else at + command.timeout_us
+            return ev.WaitStarted(at=at, call=call.id, name=command.name, due=due)
+        case ToolCall() if call.phase is Phase.HELD:
+            return ev.ApprovalRequested(at=at, call=call.id, tool=command.tool.name, args=Raw(command.args))
+        case _:
+            return None
+
+
+def tool_start(call: Call, *, at: int, uid: str) -> ev.ToolStarted:
+    """The event that must be durable before the next attempt of a tool call."""
+    command = call.command
+    assert isinstance(command, ToolCall)
+    return ev.ToolStarted(
+        at=at,
+        call=call.id,
+        tool=command.tool.name,
+        args=Raw(command.args),
+        key=call.key or idempotency_key(uid, call.id),
+        attempt=call.attempt + 1,
+    )
+
+
+def idempotency_key(uid: str, call_id: str) -> str:
+    """The key of a call: a UUID made from the thread's uid and the call id, so the same in every attempt."""
+    digest = hashlib.sha256(f"refold key 1/{uid}/{call_id}".encode()).digest()
+    return str(uuid.UUID(bytes=digest[:16], version=5))
+
+
+def outcome(call: Call, done: Completion, *, at: int, policy: Policy) -> ev.EventBody:
+    """The event that records what came of a call."""
+    match call.command:
+        case ModelCall():
+            return _model_outcome(call, call.command, done, at, policy)
+        case StepCall():
+            return _step_outcome(call, call.command, done, at)
+        case ToolCall():
+            return _tool_outcome(call, call.command, done, at, policy)
+        case _:
+            raise AssertionError(f"{call!r} is not performed")
+
+
+def run_outcome(done: Done, run: str, *, at: int) -> ev.RunFinished | ev.RunFailed:
+    """The event that records how a program ended."""
+    if done.error is not None:
+        return ev.RunFailed(at=at, run=run, error=failure(done.error))
+    try:
+        output = recordable(done.value, what="the run's output")
+    except (UnsupportedValue, LimitExceeded) as refused:
+        return ev.RunFailed(at=at, run=run, error=failure(refused))
+    return ev.RunFinished(at=at, run=run, output=Raw(output))
+
+
+def verdict_event(call: Call, verdict: Reconciled, *, at: int) -> ev.ToolResolved | None:
+    """The event that records a reconciler's answer; None when it cannot tell."""
+    attempt = call.attempt
+    if isinstance(verdict, DidNotHappen):
+        return ev.ToolResolved(
+            at=at, call=call.id, attempt=attempt, outcome="did_not_happen", by="reconciler"
+        )
+    if not isinstance(verdict, Happened):
+        return None
+    try:
+        result = recordable(verdict.value, what=f"answer of the reconciler of {call.describe()}")
+    except (UnsupportedValue, LimitExceeded) as refused:
+        return ev.ToolResolved(
+            at=at,
+            call=call.id,
+            attempt=attempt,
+            outcome="failed",
+            error=failure(refused),
+            effect="done",
+            by="reconciler",
+        )
+    return ev.ToolResolved(
+        at=at, call=call.id, attempt=attempt, outcome="returned", result=Raw(result), by="reconciler"
+    )
+
+
+def late_resolution(call: Call, attempt: int, completion: Completion) -> Resolution | None:
+    """What the outcome of a tool that was given up tells whoever holds the thread now; None if it tells nothing."""
+    if not isinstance(call.command, ToolCall):
+        return None
+    error = completion.error
+    if error is None:
+        try:
+            result = recordable(completion.value, what=f"result of tool {call.command.tool.name!r}")
+        except (UnsupportedValue, LimitExceeded) as refused:
+            return Resolution(call.id, attempt, "failed", error=failure(refused), effect="done", by="worker")
+        return Resolution(call.id, attempt, "returned", Raw(result), by="worker")
+    if not isinstance(error, ToolError) or error.effect == "unknown":
+        return None
+    return Resolution(call.id, attempt, "failed", error=failure(error), effect=error.effect, by="worker")
+
+
+def failure(error: BaseException) -> ev.Failure:
+    """An error as data."""
+    if isinstance(error, ModelError):
+        return ev.Failure(
+            error.error_type,
+            error.message,
+            kind=error.kind,
+            status=error.status,
+            retry_after_s=error.retry_after_s,
+        )
+    if isinstance(error, ToolError):
+        return ev.Failure(error.error_type, error.message)
+    if isinstance(error, ToolRaised):
+        error = error.original
+    info = codec.describe_error(error)
+    return ev.Failure(info.type, info.message)
+
+
+def recordable(value: Any, *, what: str) -> bytes:
+    """
+    Canonical bytes of a value that fits into an event.
+
+    Raises:
+        UnsupportedValue: It cannot be recorded.
+        LimitExceeded: It is too large.
+    """
+    data = codec.encode(value, what=what)
+    codec.check_size(data, what=what, limit=RESULT_BYTES_MAX)
+    return data
+
+
+def _model_outcome(call: Call, command: ModelCall, done: Completion, at: int, policy: Policy) -> ev.EventBody:
+    attempt = call.attempt + 1
+    request = command.request
+    delta = request.delta(call.branch.base)
+    error = done.error
+    if error is None:
+        reply: ModelReply = done.value
+        try:
+            response = encode_reply(reply)
+            codec.check_size(response, what="a model response", limit=RESULT_BYTES_MAX)
+        except (UnsupportedValue, LimitExceeded) as refused:
+            error = ModelError(str(refused), kind="malformed", error_type=type(refused).__name__)
+        else:
+            return ev.ModelResponded(
+                at=at,
+                call=call.id,
+                fingerprint=request.fingerprint,
+                request=delta,
+                response=Raw(response),
+                usage=reply.usage,
+                attempt=attempt,
+                latency_us=done.latency_us,
+            )
+    failed = failure(error)
+    again = isinstance(error, ModelError) and error.retryable and attempt < policy.model_attempts
+    return ev.ModelFailed(
+        at=at,
+        call=call.id,
+        fingerprint=request.fingerprint,
+        request=delta,
+        error=failed,
+        attempt=attempt,
+        final=not again,
+        retry_at=_retry_at(call, at, attempt, policy, failed.retry_after_s) if again else None,
+        latency_us=done.latency_us,
+    )
+
+
+def _step_outcome(call: Call, command: StepCall, done: Completion, at: int) -> ev.EventBody:
+    error = done.error
+    args = Raw(command.args)
+    if error is None:
+        what = f"result of step {command.name!r}"
+        try:
+            result = recordable(done.value, what=what)
+        except (UnsupportedValue, LimitExceeded) as refused:
+            error = refused
+        else:
+            return ev.StepRecorded(
+                at=at,
+                call=call.id,
+                name=command.name,
+                args=args,
+                result=Raw(result),
+                latency_us=done.latency_us,
+            )
+    return ev.StepFailed(
+        at=at, call=call.id, name=command.name, args=args, error=failure(error), latency_us=done.latency_us
+    )
+
+
+def _tool_outcome(call: Call, command: ToolCall, done: Completion, at: int, policy: Policy) -> ev.EventBody:
+    tool = command.tool
+    what = f"result of tool {tool.name!r}"
+    error = done.error
+    effect: Effect = "none"
+    if done.timed_out and not tool.repeatable:
+        why = str(error) if error is not None else "it timed out"
+        return ev.ToolInDoubt(at=at, call=call.id, attempt=call.attempt, why=why)
+    if error is None:
+        try:
+            result = recordable(done.value, what=what)
+            tool.restore(codec.decode(result))
+        except (UnsupportedValue, LimitExceeded) as refused:
+            error, effect = refused, "done"
+        else:
+            return ev.ToolReturned(
+                at=at, call=call.id, result=Raw(result), attempt=call.attempt, latency_us=done.latency_us
+            )
+    elif isinstance(error, ToolError):
+        effect = error.effect
+    elif not tool.repeatable:
+        effect = "unknown"
+    again = effect != "done" and tool.repeatable and call.attempt <= tool.retries
+    return ev.ToolFailed(
+        at=at,
+        call=call.id,
+        error=failure(error),
+        effect=effect,
+        attempt=call.attempt,
+        final=not again,
+        retry_at=_retry_at(call, at, call.attempt, policy) if again else None,
+        latency_us=done.latency_us,
+    )
+
+
+def _retry_at(call: Call, at: int, attempt: int, policy: Policy, wanted_s: float | None = None) -> int:
+    pause_s = min(policy.backoff_s * 2.0 ** (attempt - 1), policy.backoff_max_s)
+    # Jitter made from the call, so that the same run retries at the same times.
+    spread = hashlib.sha256(f"{call.id}/{at}/{attempt}".encode()).digest()[0] / 255
+    return at + round(max(pause_s * (0.75 + 0.5 * spread), wanted_s or 0.0) * 1e6)
