@@ -49,10 +49,15 @@ def encode(value: Any, *, what: str = "value") -> bytes:
             data = encode_plain(value)
             if not may_have_tags(data):
                 return data
-    except (TypeError, UnicodeEncodeError):
-        # keys that are not text, or text that is not UTF-8: the rules know
+    except (TypeError, UnicodeEncodeError, RuntimeError):
+        # keys that are not text, text that is not UTF-8, nesting without end: the rules know
         pass
-    return encode_plain(Recorder(what).tree(value))
+    try:
+        return encode_plain(Recorder(what).tree(value))
+    except (RuntimeError, ValueError) as error:
+        raise UnsupportedValue(
+            f"{what} cannot be recorded: {error}; give a value that nothing else changes"
+        ) from error
 
 
 def decode(data: bytes | msgspec.Raw) -> Any:

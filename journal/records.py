@@ -37,16 +37,22 @@ def field_types(kind: Any, args: tuple[Any, ...]) -> dict[str, Any] | None:
         named_tuple or issubclass(kind, Struct) or dataclasses.is_dataclass(kind) or typing.is_typeddict(kind)
     ):
         return None
-    hints = _hints(kind)
+    hints = _recorded_hints(kind)
     parameters = getattr(kind, "__parameters__", ())
     if args and len(args) == len(parameters):
         known = dict(zip(parameters, args, strict=True))
-        hints = {name: _filled(hint, known) for name, hint in hints.items()}
+        return {name: _filled(hint, known) for name, hint in hints.items()}
+    return hints
+
+
+@functools.lru_cache(maxsize=2048)
+def _recorded_hints(kind: Any) -> dict[str, Any]:
+    hints = _hints(kind)
     if issubclass(kind, Struct):
         config = kind.__struct_config__
         tag = {} if config.tag is None else {config.tag_field: typing.Literal[config.tag]}
         return tag | {name: hints.get(name, Any) for name in kind.__struct_fields__}
-    if named_tuple:
+    if issubclass(kind, tuple):
         return {name: hints.get(name, Any) for name in kind._fields}
     if dataclasses.is_dataclass(kind):
         return {field.name: hints.get(field.name, Any) for field in dataclasses.fields(kind)}

@@ -43,6 +43,7 @@ _FROM_TEXT: dict[type, Callable[[str], Any]] = {
     Decimal: Decimal,
     Fraction: Fraction,
 }
+_LEAVES = frozenset({bool, int, float, complex, str, bytes, datetime, date, time, UUID, Decimal, Fraction})
 _BASES = (
     bool,
     int,
@@ -86,6 +87,8 @@ def restore(value: Any, type_: Any, *, what: str) -> Any:
 
 
 def _restore(value: Any, hint: Any, path: Path) -> Any:
+    if type(value) is hint and hint in _LEAVES:
+        return value
     if any(hint is anything for anything in _ANYTHING):
         return value
     if hint is None or hint is type(None):
