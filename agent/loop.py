@@ -50,6 +50,7 @@ async def run_loop(spec: LoopSpec, run: Run, value: Any) -> Any:
 class _Missing:
     """Stands for a tool that the model made up; it is never called."""
 
+    read_only = False
     repeatable = False
     stoppable = True
     in_doubt: InDoubt = "park"

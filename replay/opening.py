@@ -14,6 +14,7 @@ from msgspec import Raw, Struct
 from ..journal.errors import UsageError
 from ..journal.store import Message
 from . import events as ev
+from .commands import ToolCall
 from .host import Host
 from .inbox import Resolution, decode_message, resolution_event
 from .interpreter import Interpreter
@@ -101,6 +102,8 @@ def take_up_run(
     host: Host,
     policy: Policy,
     accept: bool = False,
+    rival: bool = False,
+    clock_ahead_us: int = 0,
 ) -> Opened:
     """
     Go on with an unfinished *run* of *thread*.
@@ -113,6 +116,8 @@ def take_up_run(
         host: Performs what the session asks.
         policy: Failures and time.
         accept: Accept changed requests between the recorded definition and the program's, and record that.
+        rival: The worker before may still be alive: leave its calls alone until their time is over.
+        clock_ahead_us: How far the database's clock is ahead of the host's.
 
     Raises:
         UsageError: The run belongs to another program.
@@ -126,12 +131,30 @@ def take_up_run(
     pair = (run.digest, program.digest) if accept else None
     interpreter = interpret(program, thread, run, accept=pair)
     session = Session(interpreter, host, head=thread.head, last_at=thread.status.last_at, policy=policy)
+    if rival:
+        session.holds = _holds(thread, run, interpreter, clock_ahead_us)
     accepted: ev.DivergenceAccepted | None = None
     if pair is not None and pair[0] != pair[1] and pair not in run.accepted:
         accepted = ev.DivergenceAccepted(
             at=thread.status.last_at, run=run.run, recorded=run.digest, asked=program.digest
         )
     return Opened(session, lambda: session.resume(messages, accepted=accepted))
+
+
+def _holds(thread: Thread, run: RunState, interpreter: Interpreter, clock_ahead_us: int) -> dict[str, int]:
+    """Until when, by the host's clock, a worker that is still alive may be at the calls it has started."""
+    holds: dict[str, int] = {}
+    for call in interpreter.pending.values():
+        command, recorded = call.command, run.open.get(call.id)
+        if (
+            isinstance(command, ToolCall)
+            and recorded is not None
+            and call.attempt
+            and not command.tool.read_only
+        ):
+            started_us = thread.recorded_at[recorded.seq - 1] - clock_ahead_us
+            holds[call.path] = started_us + round(command.tool.timeout_s * 1e6)
+    return holds
 
 
 def _late_resolutions(

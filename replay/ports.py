@@ -102,6 +102,10 @@ class ToolSpec(Protocol):
         """Name the model calls and the log records."""
 
     @property
+    def read_only(self) -> bool:
+        """Whether it changes nothing outside."""
+
+    @property
     def repeatable(self) -> bool:
         """Whether running it twice for one call does no harm (read-only or idempotent)."""
 

@@ -18,6 +18,8 @@ class Thread(Struct):
 
     name: str
     bodies: list[ev.EventBody]
+    recorded_at: list[int]
+    """When each event was recorded, by the database's clock, microseconds since the epoch."""
     status: ThreadStatus
 
     @property
@@ -48,7 +50,7 @@ def load(name: str, events: list[Event]) -> Thread:
         body = ev.decode_event(event)
         status.apply(position, body)
         bodies.append(body)
-    return Thread(name, bodies, status)
+    return Thread(name, bodies, [event.recorded_at for event in events], status)
 
 
 def interpret(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -156,7 +157,7 @@ class Runner:
         accept: bool = False,
     ) -> RunResult:
         while True:
-            tenure = await asyncio.to_thread(self._journal.acquire, self._thread, steal=steal, create=create)
+            tenure = await self._acquire(steal, create)
             try:
                 result = await self._tenure(tenure, choose, value, key, accept)
             finally:
@@ -167,6 +168,31 @@ class Runner:
                 return result
             await self._news(result)
             choose, steal = _same(result.run_id), False
+
+    async def _acquire(self, steal: bool, create: bool) -> Tenure:
+        """Take the lease; one that is granted after the caller has gone is given back at once."""
+        lock, gone = threading.Lock(), False
+        taken: Tenure | None = None
+
+        def take() -> None:
+            nonlocal taken
+            tenure = self._journal.acquire(self._thread, steal=steal, create=create)
+            with lock:
+                if not gone:
+                    taken = tenure
+                    return
+            self._give_back(tenure)
+
+        try:
+            await asyncio.to_thread(take)
+        except asyncio.CancelledError:
+            with lock:
+                gone = True
+            if taken is not None:
+                await asyncio.shield(asyncio.to_thread(self._give_back, taken))
+            raise
+        assert taken is not None
+        return taken
 
     async def _tenure(
         self, tenure: Tenure, choose: Choose, value: bytes | None, key: str | None, accept: bool
@@ -200,6 +226,8 @@ class Runner:
                     host=host,
                     policy=self._policy,
                     accept=accept,
+                    rival=tenure.rival,
+                    clock_ahead_us=tenure.clock_ahead_us,
                 )
             session = opened.session
             session.observe = self._observer(thread.status)
@@ -236,10 +264,10 @@ class Runner:
             if same is not None:
                 return same
         unfinished = status.unfinished
+        if unfinished is not None and key is None and bytes(unfinished.input) == value:
+            return unfinished
         if unfinished is None or supersede:
             return None
-        if key is None and bytes(unfinished.input) == value:
-            return unfinished
         raise RunUnfinished(
             f"thread {self._thread!r} holds the unfinished run {unfinished.run!r} ({unfinished.status}) with another "
             f"{'key' if key is not None else 'input'}; resume it first, or give it up with supersede=True"
