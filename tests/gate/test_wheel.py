@@ -1,0 +1,236 @@
+"""What is shipped: built from a copy of the tree, installed in an empty environment, used from a hostile folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import venv
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from gate.sources_of_package import ROOT, package_files, project
+
+pytestmark = pytest.mark.wheel
+
+HOSTILE = "raise SystemExit('a file of the user was taken for a part of refold: ' + __file__)\n"
+HOSTILE_FILES = ("agent.py", "cli.py", "journal.py", "replay.py", "__init__.py", "tests.py", "conftest.py")
+USERS_AGENT = """
+import refold
+
+
+@refold.program
+async def echo(run: refold.Run, text: str) -> str:
+    return f"{text} {run.random.randrange(10) < 10}"
+"""
+AGENT_OF_A_NAMED_MODEL = """
+import refold
+
+a = refold.Agent("a", model="openai/none")
+"""
+
+needs_command_line = pytest.mark.skipif(
+    not (ROOT / "cli.py").exists(), reason="the command line is not there yet"
+)
+
+
+@dataclass(frozen=True)
+class Built:
+    wheel: Path
+    sdist: Path
+
+    def wheel_names(self) -> set[str]:
+        with zipfile.ZipFile(self.wheel) as archive:
+            return set(archive.namelist())
+
+    def sdist_names(self) -> set[str]:
+        with tarfile.open(self.sdist) as archive:
+            return {member.name.partition("/")[2] for member in archive.getmembers() if not member.isdir()}
+
+
+@dataclass(frozen=True)
+class Installed:
+    python: Path
+    home: Path
+    """`$REFOLD_HOME` of every command."""
+
+    def run(self, *command: str, cwd: Path, status: int = 0) -> subprocess.CompletedProcess[str]:
+        """Run a program of the environment, as a user with nothing else set would."""
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PYTHON", "REFOLD_", "PIP_CONSTRAINT", "COV"))
+        }
+        done = subprocess.run(
+            [str(self.python.with_name(command[0])), *command[1:]],
+            cwd=cwd,
+            env={**kept, "REFOLD_HOME": str(self.home), "NO_COLOR": "1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == status, (
+            f"{' '.join(command)} answered {done.returncode}:\n{done.stderr}{done.stdout}"
+        )
+        return done
+
+
+def run_quietly(*command: object, cwd: Path) -> None:
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The sdist, and the wheel made from it, of a tree that also holds what must not be shipped."""
+    tree = tmp_path_factory.mktemp("tree") / "copy"
+    unwanted = shutil.ignore_patterns(
+        ".git", ".venv*", "build", "dist", "*.egg-info", "__pycache__", ".*_cache"
+    )
+    shutil.copytree(ROOT, tree, symlinks=True, ignore=unwanted)
+    for decoy in (
+        ".venv/lib/decoy.py",
+        "tests/test_decoy.py",
+        "journal/.cache/decoy.py",
+        "build/lib/decoy.py",
+    ):
+        (tree / decoy).parent.mkdir(parents=True, exist_ok=True)
+        (tree / decoy).write_text("decoy = True\n")
+    out = tmp_path_factory.mktemp("dist")
+    run_quietly(sys.executable, "-m", "build", "--outdir", out, tree, cwd=out)
+
+    (wheel,) = out.glob("*.whl")
+    (sdist,) = out.glob("*.tar.gz")
+    return Built(wheel, sdist)
+
+
+@pytest.fixture(scope="module")
+def installed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
+    """The wheel with its core and the embedded Postgres, and nothing else, in an environment of its own."""
+    environment = tmp_path_factory.mktemp("installed") / "env"
+    venv.create(environment, with_pip=True, symlinks=True)
+    python = environment / "bin" / "python"
+    pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    constraints = ROOT / "constraints.txt"
+    run_quietly(*pip, "--constraint", constraints, f"{built.wheel}[embedded]", cwd=environment)
+    home = Path(tempfile.mkdtemp(prefix="refold-wheel-"))
+    there = Installed(python, home)
+
+    yield there
+
+    stop = "from refold.journal import embedded; embedded.stop(immediately=True)"
+    there.run("python", "-c", stop, cwd=environment)
+    shutil.rmtree(home)
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """A folder in which every name of ours is taken by a file that fails when it is imported or read."""
+    for name in HOSTILE_FILES:
+        (tmp_path / name).write_text(HOSTILE)
+    (tmp_path / "schema.sql").write_text("this is no SQL;\n")
+    return tmp_path
+
+
+def test_the_wheel_holds_the_package_under_its_one_name(built: Built) -> None:
+    names = built.wheel_names()
+    modules = {f"refold/{file.relative_to(ROOT).as_posix()}" for file in package_files()}
+
+    assert {name for name in names if name.endswith(".py")} == modules
+    assert {"refold/schema.sql", "refold/py.typed"} <= names
+    assert {name.partition("/")[0] for name in names} == {
+        "refold",
+        f"refold-{project()['project']['version']}.dist-info",
+    }
+
+
+def test_the_sdist_holds_what_builds_the_wheel_and_no_more(built: Built) -> None:
+    names = built.sdist_names()
+
+    assert {"pyproject.toml", "README.md", "LICENSE", "schema.sql", "py.typed", "cli.py"} <= names
+    assert {name.partition("/")[0] for name in names if "/" in name} == {
+        "journal",
+        "replay",
+        "agent",
+        "refold.egg-info",
+    }
+    assert not any("decoy" in name or ".venv" in name for name in names)
+
+
+def test_only_refold_lands_in_site_packages(installed: Installed, tmp_path: Path) -> None:
+    """`agent` or `cli` alone there would be found before, or instead of, a module of the user."""
+    listing = (
+        "import importlib.metadata, json, pathlib, sysconfig;"
+        "print(json.dumps([sorted({f.parts[0] for f in importlib.metadata.files('refold')}),"
+        "sorted(p.name for p in pathlib.Path(sysconfig.get_path('purelib')).iterdir())]))"
+    )
+    ours, everything = json.loads(installed.run("python", "-c", listing, cwd=tmp_path).stdout)
+
+    assert set(ours) == {"..", "refold", f"refold-{project()['project']['version']}.dist-info"}
+    assert not {"agent", "replay", "journal", "cli.py", "tests", "schema.sql"} & set(everything)
+    assert not {"litellm", "redis", "pydantic", "hypothesis"} & set(everything)
+
+
+def test_every_module_is_imported_from_the_wheel_in_a_hostile_folder(
+    installed: Installed, hostile: Path
+) -> None:
+    names = [".".join(["refold", *file.relative_to(ROOT).with_suffix("").parts]) for file in package_files()]
+    imports = "; ".join(f"import {name.removesuffix('.__init__')}" for name in names)
+    check = "import pathlib, refold; print(pathlib.Path(refold.__file__).parent.parent.name)"
+
+    said = installed.run("python", "-c", f"{imports}; {check}", cwd=hostile).stdout
+
+    assert said == "site-packages\n"
+
+
+@needs_command_line
+def test_the_command_line_works_in_a_hostile_folder(installed: Installed, hostile: Path) -> None:
+    assert "Usage: refold" in installed.run("refold", "--help", cwd=hostile).stdout
+    assert project()["project"]["version"] in installed.run("refold", "--version", cwd=hostile).stdout
+
+    installed.run("refold", "init", cwd=hostile)
+    installed.run("refold", "doctor", cwd=hostile)
+
+    assert installed.run("refold", "threads", "--json", cwd=hostile).stdout == ""
+
+
+@needs_command_line
+def test_an_agent_in_the_users_own_agent_py_runs(installed: Installed, hostile: Path) -> None:
+    (hostile / "agent.py").write_text(USERS_AGENT)
+
+    ran = installed.run("refold", "run", "agent:echo", "hello", "--thread", "wheel-1", cwd=hostile)
+    told = installed.run("refold", "replay", "wheel-1", "--agent", "agent:echo", "--json", cwd=hostile)
+
+    assert ran.stdout == "hello True\n"
+    assert json.loads(told.stdout)["matched"] is True
+
+
+@needs_command_line
+def test_a_missing_extra_is_one_line_that_names_it_before_anything_is_written(
+    installed: Installed, hostile: Path
+) -> None:
+    (hostile / "agent.py").write_text(AGENT_OF_A_NAMED_MODEL)
+
+    failed = installed.run("refold", "run", "agent:a", "hello", "--thread", "w-2", cwd=hostile, status=2)
+    threads = installed.run("refold", "threads", "--json", cwd=hostile).stdout.splitlines()
+
+    assert len(failed.stderr.strip().splitlines()) == 1, failed.stderr
+    assert "refold[models]" in failed.stderr
+    assert "w-2" not in {json.loads(line)["thread"] for line in threads}
