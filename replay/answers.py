@@ -7,7 +7,7 @@ The answer enters the log when the thread's holder takes it, at the next run or 
 
 from __future__ import annotations
 
-from typing import Literal
+import json
 
 from msgspec import Raw, Struct
 
@@ -33,10 +33,8 @@ from .inbox import (
     resolution_key,
 )
 from .status import OpenCall, ThreadStatus, fold
-from .text import one_line
+from .text import one_line, visible
 from .timeline import stream
-
-Outcome = Literal["returned", "failed", "did_not_happen"]
 
 
 class Given(Struct, frozen=True, kw_only=True):
@@ -58,52 +56,87 @@ class Given(Struct, frozen=True, kw_only=True):
     held: bool
 
 
+def given_line(given: Given) -> str:
+    """What became of an answer and what happens next, safe to show."""
+    said = _words(given.content).strip(" ()") or "the wish to cancel"
+    where = f" of {visible(given.content.call)}" if isinstance(given.content, Approval | Resolution) else ""
+    first = "" if given.fresh else "already "
+    if given.taken:
+        return f"{first}recorded{where}: {visible(said)}"
+    if given.held:
+        return f"{first}sent{where}: {visible(said)}; the worker that holds the thread takes it"
+    return f"{first}sent{where}: {visible(said)}; the next 'refold resume' or run of the thread takes it"
+
+
+def from_json(text: str, what: str) -> bytes:
+    """
+    Canonical bytes of the value that a JSON text stands for.
+
+    Raises:
+        UsageError: It is no JSON text; *what* names it.
+    """
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is no JSON")
+
+    try:
+        value = json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        hint = json.dumps(text[:40])
+        raise UsageError(f"{what} is no JSON text ({error}); a text goes in quotes: '{hint}'") from None
+    return codec.encode(value, what=what)
+
+
 def resolve(
     journal: Journal,
     thread: str,
     call: str,
-    outcome: Outcome,
     *,
     result: bytes | None = None,
-    error: str = "",
-    effect: Effect = "none",
+    did_not_happen: bool = False,
+    failed: str | None = None,
+    effect: Effect | None = None,
     attempt: int | None = None,
     by: str = "",
 ) -> Given:
     """
-    Say what became of a tool call in doubt.
+    Say what became of a tool call in doubt: one of *result*, *did_not_happen* and *failed*.
 
     Args:
         journal: Where the thread lives.
         thread: Thread id.
         call: Call id, `run/path`; its run may have been superseded.
-        outcome: It returned, it failed, or it did not happen (and will be run again).
-        result: For "returned", the canonical bytes of its result.
-        error: For "failed", what went wrong; the model reads it.
-        effect: For "failed", what is known of its effect outside.
+        result: It happened, and these are the canonical bytes of its result.
+        did_not_happen: It did not happen; it will be run again.
+        failed: It failed, and this is why; the model reads it.
+        effect: What a failed call did outside; "none" by default.
         attempt: Which attempt is meant; by default the one in doubt.
         by: Who says so.
 
     Raises:
+        UsageError: None or several of the three were said.
         ThreadNotFound: No such thread.
         NotPending: The call is not in doubt, another attempt of it is, or it was answered differently.
     """
+    if [result is not None, did_not_happen, failed is not None].count(True) != 1:
+        raise UsageError("say one of three: its result, that it did not happen, or how it failed")
+    if effect is not None and failed is None:
+        raise UsageError("an effect is said of a call that failed")
     info, status = _look(journal, thread)
     found = status.open_call(call)
-    if attempt is None and found is not None:
-        attempt = found.attempt
+    if attempt is None:
+        attempt = found.attempt if found is not None else 0
     content = Resolution(
         call=call,
-        attempt=attempt or 0,
-        outcome=outcome,
+        attempt=attempt,
+        outcome="did_not_happen" if did_not_happen else "returned" if failed is None else "failed",
         result=ev.NULL if result is None else Raw(result),
-        error=ev.Failure("ToolError", codec.clean_text(error)) if outcome == "failed" else None,
-        effect=effect if outcome == "failed" else "none",
+        error=None if failed is None else ev.Failure("ToolError", codec.clean_text(failed)),
+        effect=effect or "none",
         by=codec.clean_text(by),
     )
-    key = resolution_key(call, content.attempt)
-    why = _no_doubt(info, found, call, content.attempt)
-    return _answer(journal, info, status, key, content, call, why)
+    why = _no_doubt(info, found, call, attempt)
+    return _answer(journal, info, status, resolution_key(call, attempt), content, call, why)
 
 
 def approve(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from msgspec import Struct
 
 from ..journal.envelope import Event
 from ..journal.errors import Corrupt
+from ..journal.journal import Journal
 from ..journal.store import ThreadInfo, ThreadState
 from . import events as ev
 from .errors import UnknownEvent
+from .text import moment, quoted, visible
+from .timeline import standing
 
 LAST_EVENTS = 20
 """How many of a thread's last events tell what it stopped for."""
@@ -50,6 +53,27 @@ def explain(info: ThreadInfo, last: Sequence[Event]) -> Attention:
             return Attention("its worker is gone and the run unfinished", resume)
         case _:
             return Attention("", "")
+
+
+def look(journal: Journal, info: ThreadInfo) -> Attention:
+    """Why the thread of *info* needs somebody, after reading its last few events."""
+    after = max(0, info.head - LAST_EVENTS)
+    return explain(info, journal.read(info.thread, after=after, upto=info.head, limit=LAST_EVENTS))
+
+
+def record(info: ThreadInfo, why: Attention | None = None) -> dict[str, Any]:
+    """A thread's row for a JSON document, and what it needs if that was looked at."""
+    row: dict[str, Any] = {name: getattr(info, name) for name in info.__struct_fields__}
+    row["head_hash"] = info.head_hash.hex()
+    return row if why is None else {**row, "reason": why.reason, "remedy": why.remedy}
+
+
+def lines(info: ThreadInfo, why: Attention | None) -> Iterator[str]:
+    """The same for a terminal."""
+    yield f"{visible(info.thread)}  {info.state}  seq {info.head}  {moment(info.updated_at)}  {standing(info)}"
+    if why is not None:
+        yield f"    {visible(why.reason)}"
+        yield f"    {visible(why.remedy)}"
 
 
 def _parked(info: ThreadInfo, bodies: Sequence[ev.EventBody], resume: str) -> Attention:
@@ -101,4 +125,4 @@ def _command(name: str, info: ThreadInfo, *rest: str, options: Sequence[str] = (
         words = ["refold", name, *options, "--", info.thread, *rest]
     else:
         words = ["refold", name, info.thread, *rest, *options]
-    return " ".join(shlex.quote(word) for word in words)
+    return " ".join(quoted(word) for word in words)

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import msgspec
+from rich.cells import cell_len, chop_cells
 
 _UNSAFE = re.compile(
     "["
@@ -58,10 +61,51 @@ def one_line(text: str, limit: int = 160) -> str:
     return shown if len(text) <= limit else f"{shown[:limit]}…"
 
 
-def _escaped(code: int) -> str:
-    if code < 0x100:
+def _escaped(code: int, byte_max: int = 0xFF) -> str:
+    if code <= byte_max:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def quoted(word: str) -> str:
+    """*word* as bash reads it, visible even if it holds control characters."""
+    if visible(word) == word:
+        return shlex.quote(word)
+    plain = word.replace("\\", "\\\\").replace("'", "\\'")
+    return "$'" + _UNSAFE.sub(lambda match: _escaped(ord(match.group()), byte_max=0x7F), plain) + "'"
+
+
+def columns(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Sequence[str] = (),
+    width: int | None = None,
+) -> list[str]:
+    """
+    Lines of safe text in columns, the headings first.
+
+    Args:
+        headings: One for each column.
+        rows: Cells in the order of the headings.
+        right: Headings of columns that are flush right.
+        width: Cut the last column so that lines have this many cells, if that leaves it any; None: cut nothing.
+    """
+    table = [headings, *rows]
+    last = len(headings) - 1
+    wide = [max(cell_len(row[place]) for row in table) for place in range(last)]
+    room = None if width is None else width - sum(wide) - 2 * last
+    lines = []
+    for row in table:
+        line = []
+        for place, space in enumerate(wide):
+            fill = " " * (space - cell_len(row[place]))
+            line.append(fill + row[place] if headings[place] in right else row[place] + fill)
+        end = row[last]
+        if room is not None and room > 1 and cell_len(end) > room:
+            end = f"{chop_cells(end, room - 1)[0]}…"
+        lines.append("  ".join([*line, end]).rstrip())
+    return lines
 
 
 def moment(at_us: int) -> str:

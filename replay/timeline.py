@@ -12,9 +12,10 @@ from msgspec import Raw, Struct
 from ..journal.envelope import Event
 from ..journal.errors import Corrupt
 from ..journal.journal import Journal
+from ..journal.store import ThreadInfo
 from . import events as ev
 from .errors import UnknownEvent
-from .text import one_line
+from .text import duration, moment, one_line, size, visible, visible_json
 
 SUMMARY_CHARACTERS = 160
 _PAGE = 100
@@ -84,6 +85,11 @@ class Timeline:
             size=size,
             summary=one_line(summary(body), SUMMARY_CHARACTERS),
         )
+
+    def line(self, seq: int, body: ev.EventBody) -> str:
+        """A decoded body as one line for a log, safe to show."""
+        _, _, kind, call, name, took, _, what = cells(self.row_of(seq, body))
+        return "  ".join([f"{seq:5}", *filter(None, (kind, call, name, took, what))])
 
     def _unread(self, event: Event, problem: str) -> Row:
         text = event.body[:SUMMARY_CHARACTERS].decode("utf-8", "backslashreplace")
@@ -263,3 +269,38 @@ def _because(reason: str) -> str:
 
 def _by(who: str) -> str:
     return f", by {who}" if who else ""
+
+
+def body_text(event: Event) -> str:
+    """An event's body on one line, exact if it is JSON, safe to show."""
+    try:
+        return visible_json(event.body)
+    except ValueError:
+        return visible(event.body.decode("utf-8", "backslashreplace"))
+
+
+HEADINGS = ("seq", "time (UTC)", "kind", "call", "name", "took", "size", "what")
+
+
+def cells(row: Row) -> list[str]:
+    """A row as text for a table with these `HEADINGS`, safe to show."""
+    what = f"[{row.problem}] {row.summary}" if row.problem else row.summary
+    return [
+        str(row.seq),
+        moment(row.at),
+        visible(row.kind),
+        visible(row.call),
+        visible(row.name),
+        duration(row.duration_us),
+        size(row.size),
+        what,
+    ]
+
+
+def standing(info: ThreadInfo) -> str:
+    """Who holds a thread and what waits for it, in words."""
+    waits = f", {info.inbox_waiting} messages wait" if info.inbox_waiting else ""
+    left_s = info.lease_remaining_s
+    if left_s is None:
+        return f"free{waits}"
+    return f"held ({left_s:.0f} s left){waits}" if left_s > 0 else f"its worker is gone{waits}"

@@ -1,0 +1,156 @@
+"""What a thread's events add up to, for people: its runs, its open calls, and the conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from ..journal import codec
+from ..journal.journal import Journal
+from ..replay import events as ev
+from ..replay.runner import RunResult
+from ..replay.status import OpenCall, RunState, fold
+from ..replay.text import moment, one_line, visible
+from ..replay.timeline import standing, stream
+from .conversation import fold_prior
+
+MESSAGE_CHARACTERS = 2000
+
+
+class Overview(Struct, frozen=True, kw_only=True):
+    """
+    A thread as of one of its events.
+
+    Args:
+        thread: Thread id.
+        state: Its state now, whatever `seq` is.
+        standing: Who holds it now, in words.
+        head: Seq of its newest event.
+        seq: The event up to which it was folded.
+        runs: Its runs, with their open calls and sums.
+        passed_over: Events that this refold does not know.
+        conversation: The messages that a next request would carry, as they are.
+    """
+
+    thread: str
+    state: str
+    standing: str
+    head: int
+    seq: int
+    runs: list[RunState]
+    passed_over: list[str]
+    conversation: list[Raw]
+
+    def lines(self) -> Iterator[str]:
+        """The same for a terminal."""
+        yield f"{visible(self.thread)}: {self.state}, seq {self.seq} of {self.head}, {self.standing}"
+        for run in self.runs:
+            yield from _run_lines(run)
+        for problem in self.passed_over:
+            yield f"passed over: {visible(problem)}"
+        for raw in self.conversation:
+            yield from _message_lines(msgspec.json.decode(raw))
+
+
+def overview(journal: Journal, thread: str, *, at: int | None = None) -> Overview:
+    """
+    Fold a thread, up to event *at* if it is given.
+
+    Raises:
+        ThreadNotFound: No such thread.
+        Corrupt: A body is not what its kind promises.
+    """
+    info = journal.info(thread)
+    upto = info.head if at is None else min(at, info.head)
+    events = list(stream(journal, thread, upto=upto, page=1000))
+    unread = [
+        f"seq {event.seq}, kind {event.kind!r}, version {event.version}"
+        for event in events
+        if event.version > ev.VERSIONS.get(event.kind, 0)
+    ]
+    messages = fold_prior(ev.known_bodies(events)).messages
+    return Overview(
+        thread=thread,
+        state=info.state.value,
+        standing=standing(info),
+        head=info.head,
+        seq=upto,
+        runs=fold(thread, events, lenient=True).runs,
+        passed_over=unread,
+        conversation=[Raw(item.raw) for item in messages.items()],
+    )
+
+
+def result_record(result: RunResult) -> dict[str, Any]:
+    """How a run stands, for a JSON document."""
+    return {
+        "thread": result.thread,
+        "run": result.run_id,
+        "status": result.status,
+        "output": Raw(codec.encode(result.output, what="the run's output")),
+        "reason": result.reason,
+        "pending": result.pending,
+        "usage": result.usage,
+    }
+
+
+def result_lines(result: RunResult) -> Iterator[str]:
+    """How a run that did not finish, or did, stands; its output apart."""
+    used = result.usage
+    why = f": {one_line(result.reason)}" if result.reason else ""
+    yield (
+        f"run {result.run_id} of thread {visible(result.thread)} is {result.status}{why} "
+        f"({used.responses} responses, {used.input_tokens}+{used.output_tokens} tokens)"
+    )
+    for call in result.pending:
+        yield f"  {call_line(call)}"
+
+
+def output_text(value: Any) -> str:
+    """What a program returned, safe to print: a text as it is, everything else as JSON."""
+    text = value if isinstance(value, str) else codec.encode(value, what="the run's output").decode()
+    return visible(text, lines=True)
+
+
+def call_line(call: OpenCall) -> str:
+    """An open call, on one line."""
+    attempt = f", attempt {call.attempt}" if call.attempt else ""
+    due = f", due {moment(call.due)}" if call.due is not None else ""
+    args = "" if bytes(call.args) == ev.NULL else one_line(bytes(call.args[:800]).decode("utf-8", "ignore"))
+    return f"{visible(call.call)}  {call.status}{attempt}{due}  {visible(call.name)}({args})"
+
+
+def _run_lines(run: RunState) -> Iterator[str]:
+    used = run.usage
+    cost = f", ${used.cost_micro / 1e6:.4f}" if used.cost_micro else ""
+    why = f": {one_line(run.reason)}" if run.reason else ""
+    yield ""
+    yield f"run {run.run} of {visible(run.program)}: {run.status}{why}"
+    yield (
+        f"  seq {run.first_seq} to {run.last_seq}, {run.tenures} tenures, {used.responses} responses, "
+        f"{run.tools} tool calls, {used.input_tokens}+{used.output_tokens} tokens{cost}"
+    )
+    for call in run.open.values():
+        yield f"  {call_line(call)}"
+
+
+def _message_lines(message: dict[str, Any]) -> Iterator[str]:
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = [part.get("text") or f"[{part.get('type')}]" for part in content if isinstance(part, dict)]
+        content = " ".join(str(part) for part in parts)
+    answers = f" {message['tool_call_id']}" if "tool_call_id" in message else ""
+    yield ""
+    yield f"{visible(str(message.get('role')))}{visible(answers)}:"
+    if content:
+        for line in str(content)[:MESSAGE_CHARACTERS].split("\n"):
+            yield f"  {visible(line)}"
+    if len(str(content or "")) > MESSAGE_CHARACTERS:
+        yield "  … (--json shows all of it)"
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        arguments = one_line(str(function.get("arguments")), 400)
+        yield f"  -> {one_line(str(function.get('name')))}({arguments})  {visible(str(call.get('id')))}"

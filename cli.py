@@ -1,0 +1,497 @@
+"""The command line: reads arguments, calls the library, prints. Whatever it shows is made safe for a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import shutil
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+import msgspec
+
+from . import __version__
+from .journal.errors import RefoldError, UsageError
+from .journal.store import ThreadState
+from .replay.divergence import Divergence
+from .replay.text import columns, moment, quoted, visible, visible_json
+
+if TYPE_CHECKING:
+    from .journal.journal import Journal
+    from .replay.answers import Given
+    from .replay.timeline import Row
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+EVENTS_SHOWN = 200
+THREADS_SHOWN = 50
+COLORS = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+class Settings:
+    """What every command takes."""
+
+    def __init__(self) -> None:
+        self.dsn: str | None = None
+        self.json = False
+        self.debug = False
+
+    def journal(self, *, install: bool = True, unsafe: bool = False) -> Journal:
+        """The journal that the command works on."""
+        from .journal.journal import Journal
+
+        return Journal.open(self.dsn, install=install, unsafe=unsafe)
+
+
+class Commands(click.Group):
+    """Every error is one line on stderr and an exit code; commands are listed as they are defined."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command named."""
+        try:
+            return super().invoke(ctx)
+        except RefoldError as error:
+            text, code = visible(str(error), lines=isinstance(error, Divergence)), error.exit_code
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise
+        except Exception as error:  # noqa: BLE001 - a person reads one line, whatever it is
+            text, code = visible(f"{type(error).__name__}: {error} (unexpected; --debug shows where)"), 1
+        if ctx.ensure_object(Settings).debug:
+            traceback.print_exc()
+        click.echo(f"refold: {text}", err=True)
+        raise click.exceptions.Exit(code)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order of their definition, which is the order one needs them in."""
+        return list(self.commands)
+
+
+def common(function: F) -> F:
+    """The options of every command; before or after the command's name they say the same."""
+
+    def keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+        settings = ctx.find_root().ensure_object(Settings)
+        if value:
+            setattr(settings, str(param.name), value)
+
+    def option(name: str, text: str, *, flag: bool = True) -> Callable[[F], F]:
+        return click.option(name, help=text, is_flag=flag, expose_value=False, callback=keep)
+
+    function = option("--debug", "Show the traceback of an error.")(function)
+    function = option("--json", "Print JSON: exact, one document a line.")(function)
+    return option("--dsn", "Postgres to use; by default $REFOLD_DSN, else an embedded one.", flag=False)(
+        function
+    )
+
+
+def command(*examples: str) -> Callable[[Callable[..., None]], click.Command]:
+    """A command with the common options; its help ends with *examples*."""
+
+    def make(function: Callable[..., None]) -> click.Command:
+        made = cli.command()(common(click.pass_obj(function)))
+        made.help = f"{made.help}\n\n\b\nExample:\n" + "\n".join(f"  refold {each}" for each in examples)
+        return made
+
+    return make
+
+
+def answering(function: F) -> F:
+    """The parameters of every answer to a thread."""
+
+    def me() -> str:
+        try:
+            return getpass.getuser()
+        except (OSError, KeyError):
+            return ""
+
+    by = click.option("--by", default=me, metavar="NAME", help="Who says so; by default your user name.")
+    return click.argument("thread")(by(function))
+
+
+of_agent = click.option("--agent", required=True, metavar="MODULE:ATTRIBUTE", help="The agent of the thread.")
+no_wait = click.option(
+    "--no-wait", is_flag=True, help="Return instead of waiting for approvals, signals and times."
+)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="refold")
+@common
+def cli() -> None:
+    """
+    Runs agents on a journal: every model response, tool start and result is an event in Postgres.
+
+    Exit codes: 0 fine, 1 found something (a divergence, a corrupt log, a failed run), 2 wrong use,
+    3 store unavailable.
+
+    \b
+    Example:
+      refold demo
+      refold run examples.support:agent "Refund order 17" --thread order-17
+      refold show order-17
+    """
+
+
+# Set-up
+
+
+@command("demo", "demo --model openai/gpt-4o-mini")
+@click.option("--model", metavar="NAME", help="Ask this litellm model instead of a script.")
+@click.option("--keep", is_flag=True, help="Keep the demo's folder and its Postgres.")
+def demo(settings: Settings, model: str | None, keep: bool) -> None:
+    """
+    Kill an agent twice with SIGKILL, resume it, and prove that nothing was done twice.
+
+    Needs no key, no server and no network: a refund agent runs in a worker process on an embedded Postgres.
+    """
+    from .agent.demo import run_demo
+    from .replay.timeline import Timeline
+
+    proof = run_demo(model=model, keep=keep, tell=note)
+    if settings.json:
+        put_json(proof.record())
+    else:
+        timeline = Timeline()
+        put_rows([timeline.row(event) for event in proof.events])
+        put_lines(proof.lines())
+    if not proof.holds:
+        raise RefoldError("the proof does not hold")
+
+
+@command("init", "init --dsn postgresql://me@db.example.org/agents")
+def init(settings: Settings) -> None:
+    """Set the schema up, or see that it is there. Without a connection string the embedded Postgres is started."""
+    from .journal import checkup
+
+    with settings.journal() as journal:
+        target = checkup.describe(journal, embedded=checkup.embedded_dsn(settings.dsn))
+    if settings.json:
+        put_json(target)
+        return
+    click.echo(f"The journal is ready: {visible(target.server)}, database {visible(target.database)}")
+    if target.embedded:
+        click.echo(f"It is embedded; refold finds it by itself, and psql with: {visible(target.embedded)}")
+
+
+@command("doctor")
+def doctor(settings: Settings) -> None:
+    """Check this machine, the server and the schema; changes nothing. Exit code 3 if the journal cannot be used."""
+    from .journal import checkup
+
+    checks = checkup.check_surroundings()
+    checks += checkup.check_journal(lambda: settings.journal(install=False, unsafe=True))
+    for check in checks:
+        if settings.json:
+            put_json(check)
+            continue
+        click.echo(
+            f"{click.style(f'{check.grade:5}', COLORS[check.grade])}{check.name:18}{visible(check.found)}"
+        )
+        if check.remedy:
+            click.echo(f"{'':23}-> {visible(check.remedy)}")
+    if any(check.grade == "fail" for check in checks):
+        click.get_current_context().exit(3)
+
+
+# Runs
+
+
+@command('run examples.support:agent "Refund order 17" --thread order-17')
+@click.argument("agent")
+@click.argument("value", metavar="INPUT")
+@click.option("--thread", required=True, help="Thread to run on; made if it is not there.")
+@click.option("--key", help="Names the run: the same key resumes or returns that run.")
+@click.option("--supersede", is_flag=True, help="Give up an unfinished run with another input.")
+@no_wait
+def run(settings: Settings, agent: str, value: str, thread: str, no_wait: bool, **options: Any) -> None:
+    """
+    Run AGENT (module:attribute) on INPUT, or go on with the run that this very command began.
+
+    Simply give the command again after a crash: nothing recorded is asked for or done again. INPUT "-" reads
+    stdin. Ctrl-C and SIGTERM leave in good order.
+    """
+    text = sys.stdin.read() if value == "-" else value
+    perform(settings, agent, thread, lambda runner: runner.run(text, wait=not no_wait, **options))
+
+
+@command("resume order-17 --agent examples.support:agent")
+@click.argument("thread")
+@of_agent
+@click.option("--steal", is_flag=True, help="Take the thread from a worker that hangs.")
+@click.option(
+    "--accept-divergence", is_flag=True, help="Accept changed prompts, models or schemas; recorded."
+)
+@no_wait
+def resume(settings: Settings, thread: str, agent: str, no_wait: bool, **options: Any) -> None:
+    """Go on with THREAD's unfinished run; a run that has ended is only reported."""
+    perform(settings, agent, thread, lambda runner: runner.resume(wait=not no_wait, **options))
+
+
+@command("replay order-17 --agent examples.support:agent")
+@click.argument("thread")
+@of_agent
+def replay(settings: Settings, thread: str, agent: str) -> None:
+    """Replay THREAD against the agent, offline: no model, no tool, no network. Exit code 1 if they differ."""
+    from .agent.loading import load, program_of
+    from .replay.report import replay_thread
+
+    program = program_of(load(agent))
+    with contextlib.redirect_stdout(sys.stderr), settings.journal() as journal:
+        found = replay_thread(journal, thread, program)
+    if settings.json:
+        put_json(found.record())
+    else:
+        put_lines(found.lines())
+    if found.divergence is not None:
+        raise found.divergence
+
+
+# Looking
+
+
+@command("threads", "threads --attention", "threads --state failed --limit 20 --after order-17")
+@click.option("--attention", is_flag=True, help="Only what needs somebody: why, and what to do.")
+@click.option("--state", "states", multiple=True, type=click.Choice(list(ThreadState)), help="Only these.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=THREADS_SHOWN, show_default=True)
+@click.option("--after", metavar="THREAD", help="Go on after this thread, the last of the page before.")
+def threads(
+    settings: Settings, attention: bool, states: Sequence[ThreadState], limit: int, after: str | None
+) -> None:
+    """List threads, newest first."""
+    from .replay import attention as needs
+    from .replay.timeline import standing
+
+    with settings.journal() as journal:
+        place = None if after is None else (journal.info(after).created_at, after)
+        page = journal.threads(after=place, limit=limit, states=list(states) or None, attention=attention)
+        whys = [needs.look(journal, info) if attention else None for info in page]
+    if settings.json:
+        for info, why in zip(page, whys, strict=True):
+            put_json(needs.record(info, why))
+        return
+    if attention:
+        put_lines(line for info, why in zip(page, whys, strict=True) for line in needs.lines(info, why))
+    elif page:
+        rows = [[visible(i.thread), i.state, str(i.head), moment(i.updated_at), standing(i)] for i in page]
+        put_table(("thread", "state", "seq", "written (UTC)", "standing"), rows)
+    if len(page) == limit:
+        note(f"there may be more: --after {quoted(page[-1].thread)}")
+
+
+@command("show order-17", "show order-17 --from 40 --to 60 --full", "show order-17 --last 1 --json")
+@click.argument("thread")
+@click.option("--from", "first", type=click.IntRange(1), help="First seq.")
+@click.option("--to", "last", type=click.IntRange(1), help="Last seq.")
+@click.option(
+    "--last", "count", type=click.IntRange(1), help=f"The newest N events; {EVENTS_SHOWN} by default."
+)
+@click.option("--full", is_flag=True, help="Show the bodies of events too.")
+def show(
+    settings: Settings, thread: str, first: int | None, last: int | None, count: int | None, full: bool
+) -> None:
+    """Show THREAD's events in order. Events that this refold does not know are shown as such."""
+    from .replay.timeline import Timeline, body_text, record, stream
+
+    if count is not None and first is not None:
+        raise UsageError("--last and --from exclude each other")
+    timeline = Timeline()
+    rows: list[Row] = []
+    with settings.journal() as journal:
+        head = journal.info(thread).head
+        end = head if last is None else min(last, head)
+        begin = first - 1 if first is not None else max(0, end - (count or EVENTS_SHOWN))
+        for event in stream(journal, thread, after=begin, upto=end):
+            if settings.json:
+                put_json(record(event))
+                continue
+            rows.append(timeline.row(event))
+            if full:
+                put_rows(rows)
+                click.echo(f"    {body_text(event)}")
+            if full or len(rows) == EVENTS_SHOWN:
+                rows.clear()
+    put_rows(rows)
+    if begin and first is None and not settings.json:
+        note(f"{begin} earlier events: --last N or --from SEQ shows more")
+
+
+@command("state order-17", "state order-17 --at 12")
+@click.argument("thread")
+@click.option("--at", type=click.IntRange(1), metavar="SEQ", help="As of this event; by default the newest.")
+def state(settings: Settings, thread: str, at: int | None) -> None:
+    """Show what THREAD's events add up to: runs, open calls with their ids, usage, and the conversation."""
+    from .agent.overview import overview
+
+    with settings.journal() as journal:
+        view = overview(journal, thread, at=at)
+    if settings.json:
+        put_json(view)
+    else:
+        put_lines(view.lines())
+
+
+# Answers
+
+
+@command(
+    "resolve order-17 r1/4.1.1 --result '{\"refunded\": true}'",
+    "resolve order-17 r1/4.1.1 --did-not-happen",
+    'resolve order-17 r1/4.1.1 --failed "the bank refused" --effect none',
+)
+@answering
+@click.argument("call")
+@click.option("--result", metavar="JSON", help="It happened, and this is its result.")
+@click.option("--did-not-happen", is_flag=True, help="It did not happen; it will be run again.")
+@click.option("--failed", metavar="TEXT", help="It failed; the model reads why.")
+@click.option(
+    "--effect", type=click.Choice(["none", "unknown", "done"]), help="With --failed: what it did outside."
+)
+@click.option("--attempt", type=click.IntRange(1), help="Which attempt; by default the one in doubt.")
+def resolve(settings: Settings, thread: str, call: str, result: str | None, **options: Any) -> None:
+    """Say what became of CALL (an id such as r1/4.1.1, see 'refold state'), a tool call of THREAD in doubt."""
+    from .replay import answers
+
+    value = None if result is None else answers.from_json(result, "--result")
+    give(settings, lambda to: answers.resolve(to, thread, call, result=value, **options))
+
+
+@command('approve order-17 r1/4.1.1 --note "checked with the bank"')
+@answering
+@click.argument("call")
+@click.option("--note", default="", help="Kept in the log.")
+def approve(settings: Settings, thread: str, call: str, **options: str) -> None:
+    """Allow CALL of THREAD, which waits for approval, to run. Of several answers the first counts."""
+    from .replay import answers
+
+    give(settings, lambda to: answers.approve(to, thread, call, approved=True, **options))
+
+
+@command('deny order-17 r1/4.1.1 --note "over the limit"')
+@answering
+@click.argument("call")
+@click.option("--note", default="", help="What the model is told.")
+def deny(settings: Settings, thread: str, call: str, **options: str) -> None:
+    """Refuse CALL of THREAD, which waits for approval; the model is told. Of several answers the first counts."""
+    from .replay import answers
+
+    give(settings, lambda to: answers.approve(to, thread, call, approved=False, **options))
+
+
+@command(
+    "send order-17 --signal paid --value '{\"amount\": 30}'",
+    'send order-17 --input "And where is my parcel?" --key mail-8231',
+)
+@answering
+@click.option("--signal", metavar="NAME", help="Send this signal to the unfinished run.")
+@click.option("--value", metavar="JSON", help="The signal's value; null by default.")
+@click.option("--input", "text", metavar="TEXT", help="Queue this input as the thread's next run.")
+@click.option("--key", help="Of several messages with one key the first counts; names an input's run.")
+def send(settings: Settings, thread: str, text: str | None, **options: Any) -> None:
+    """Send a signal or an input to THREAD."""
+    from .journal import codec
+    from .replay import answers
+
+    signal, value, by, key = (options[name] for name in ("signal", "value", "by", "key"))
+    if (signal is None) == (text is None):
+        raise UsageError("say one of --signal NAME and --input TEXT")
+    if value is not None and signal is None:
+        raise UsageError("--value goes with --signal")
+    if text is not None:
+        encoded = codec.encode(text, what="--input")
+        give(settings, lambda to: answers.submit(to, thread, encoded, key=key, by=by))
+    else:
+        sent = None if value is None else answers.from_json(value, "--value")
+        give(settings, lambda to: answers.signal(to, thread, signal, sent, key=key, by=by))
+
+
+@command('cancel order-17 --reason "customer changed their mind"')
+@answering
+@click.option("--reason", default="", help="Kept in the log.")
+def cancel(settings: Settings, thread: str, reason: str, by: str) -> None:
+    """End THREAD's unfinished run for good: nothing new begins, calls that do not return soon are in doubt."""
+    from .replay import answers
+
+    give(settings, lambda to: answers.cancel(to, thread, reason=reason, by=by))
+
+
+# Doing and printing
+
+
+def perform(settings: Settings, agent: str, thread: str, go: Callable[[Any], Any]) -> None:
+    """Run or resume, telling on stderr what happens; the output goes to stdout."""
+    from .agent import overview
+    from .agent.loading import load
+    from .agent.serve import serve
+    from .replay.timeline import Timeline
+
+    timeline = Timeline()
+
+    def tell(seq: int, body: Any) -> None:
+        # A closed stderr must not stop a run.
+        with contextlib.suppress(OSError):
+            note(timeline.line(seq, body))
+
+    runnable = load(agent)
+    # What tools print must not come between our own output.
+    with contextlib.redirect_stdout(sys.stderr), settings.journal() as journal:
+        result = serve(runnable, journal, thread, go, None if settings.json else tell)
+    if result is None:
+        note("left; nothing was under way")
+    elif settings.json:
+        put_json(overview.result_record(result))
+    else:
+        for line in overview.result_lines(result):
+            note(line)
+        if result.status == "finished":
+            click.echo(overview.output_text(result.output))
+
+
+def give(settings: Settings, answer: Callable[[Journal], Given]) -> None:
+    """Answer a thread and tell what happens next."""
+    from .replay.answers import given_line
+
+    with settings.journal() as journal:
+        given = answer(journal)
+    if settings.json:
+        put_json(given)
+    else:
+        click.echo(given_line(given))
+
+
+def put_json(value: Any) -> None:
+    """One JSON document on one line."""
+    click.echo(visible_json(msgspec.json.encode(value)))
+
+
+def put_lines(lines: Iterable[str]) -> None:
+    """Lines that are safe already."""
+    for line in lines:
+        click.echo(line)
+
+
+def put_rows(rows: Sequence[Row]) -> None:
+    """A piece of a timeline."""
+    from .replay.timeline import HEADINGS, cells
+
+    if rows:
+        put_table(HEADINGS, [cells(row) for row in rows], right=("seq", "took", "size"))
+
+
+def put_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
+    """Columns of safe text; only a terminal cuts the last one."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    head, *lines = columns(headings, rows, right=right, width=width)
+    click.secho(head, bold=True)
+    put_lines(lines)
+
+
+def note(line: str) -> None:
+    """A safe line beside the output."""
+    click.echo(visible(line), err=True)
+
+
+main = cli
+"""Entry point of the console script."""
