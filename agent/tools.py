@@ -287,7 +287,7 @@ def _name(function: Any) -> str:
     return str(found or type(function).__name__)
 
 
-def _check_function(function: Any, name: str) -> None:
+def _check_function(function: Any, name: Any) -> None:
     if isinstance(function, Tool):
         raise ToolDefinitionError(f"tool {name!r} is a tool already")
     if not callable(function) or isinstance(function, type | staticmethod | classmethod):

@@ -1,0 +1,153 @@
+"""`LitellmClient`: any model that litellm knows. The only module that imports litellm, and only when it is used."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import copy
+import functools
+import math
+import os
+import threading
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from ..journal.errors import MissingExtra, UsageError
+from ..replay.errors import ModelError
+from ..replay.ports import ModelReply
+from .model_failures import read_failure
+from .model_replies import malformed, read_response
+from .own_loop import OwnLoop
+from .secrets import Scrubber
+
+TIMEOUT_S_DEFAULT = 600.0
+
+_FIXED: dict[str, Any] = {"num_retries": 0, "max_retries": 0, "stream": False}
+"""Retries are the engine's, which records them; streams are not asked for."""
+
+
+class LitellmClient:
+    """
+    Calls models through litellm: one HTTP request for each `respond`, nothing retried, nothing printed.
+
+    Keys are taken from *defaults* or from the environment, as litellm does, and never enter a reply or an error.
+
+    Args:
+        timeout_s: Total time one request may take, seconds.
+        defaults: Parameters for every request that does not set them itself (`api_key`, `api_base`, `temperature` ...).
+
+    Raises:
+        UsageError: *timeout_s* is not a finite time.
+    """
+
+    def __init__(self, *, timeout_s: float = TIMEOUT_S_DEFAULT, **defaults: Any) -> None:
+        if not 0 < timeout_s < math.inf:
+            raise UsageError(f"timeout_s is a finite number of seconds over 0, not {timeout_s!r}")
+        self._timeout_s = timeout_s
+        self._defaults = defaults
+
+    async def respond(self, request: Mapping[str, Any]) -> ModelReply:
+        """
+        Ask once.
+
+        Args:
+            request: `model`, `messages` and parameters as in chat completions.
+
+        Raises:
+            ModelError: The call failed; its kind says whether asking again can help.
+            MissingExtra: litellm is not installed.
+        """
+        parameters = {**self._defaults, **request, **_FIXED}
+        # litellm edits what it is given.
+        parameters["messages"] = copy.deepcopy(list(request.get("messages", ())))
+        parameters["timeout"] = _timeout_s(parameters.get("timeout"), self._timeout_s)
+        if not parameters.get("tools"):
+            parameters.pop("tools", None)
+            parameters.pop("tool_choice", None)
+        scrub = Scrubber(parameters)
+        return await _loop.run(_ask(parameters, scrub))
+
+    def __repr__(self) -> str:
+        return f"LitellmClient({', '.join(sorted(self._defaults))})"
+
+
+class _Quiet:
+    """
+    Ignores warnings raised on litellm's own thread: it and what it imports on the way warn of much, and where
+    warnings are errors each would end a call. Filters belong to the whole process, so ours looks at the thread.
+    """
+
+    def __init__(self) -> None:
+        self.thread: int | None = None
+        self._filter = ("ignore", self, Warning, None, 0)
+
+    def match(self, text: str) -> bool:
+        """Asked by `warnings` in the place of a pattern on the warning's text."""
+        return threading.get_ident() == self.thread
+
+    def apply(self) -> None:
+        """Put the filter in front of all others, from the thread that is to be quiet."""
+        self.thread = threading.get_ident()
+        filters: Any = warnings.filters
+        if not filters or filters[0] is not self._filter:
+            filters.insert(0, self._filter)
+
+
+_quiet = _Quiet()
+
+
+async def _ask(parameters: dict[str, Any], scrub: Scrubber) -> ModelReply:
+    _quiet.apply()
+    litellm = load_litellm()
+    timeout_s: float = parameters["timeout"]
+    try:
+        async with asyncio.timeout(timeout_s):
+            response = await litellm.acompletion(**parameters)
+    except TimeoutError:
+        raise ModelError(f"no answer within {timeout_s:g} s", kind="timeout", error_type="Timeout") from None
+    except Exception as error:  # noqa: BLE001 - whatever litellm raises is the outcome of this call
+        raise read_failure(error, scrub) from None
+    dump = getattr(response, "model_dump", None)
+    if dump is None:
+        raise malformed(f"litellm gave {type(response).__name__}")
+    cost_usd = getattr(response, "_hidden_params", {}).get("response_cost")
+    return read_response(scrub.value(dump()), cost_usd)
+
+
+def _timeout_s(asked: Any, limit_s: float) -> float:
+    if isinstance(asked, int | float) and not isinstance(asked, bool) and 0 < asked < limit_s:
+        return float(asked)
+    return limit_s
+
+
+@functools.cache
+def load_litellm() -> Any:
+    """
+    litellm, imported on first use (it takes seconds), with its telemetry, banners and downloads off.
+
+    Raises:
+        MissingExtra: It is not installed.
+    """
+    # Before the import: the price list that comes with the package, not one from the network.
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    try:
+        import litellm
+    except ModuleNotFoundError as error:
+        if error.name != "litellm":
+            raise
+        raise MissingExtra("models", "calling a model by name") from None
+    # Exit handlers run last in, first out: ours closes the connections before litellm's own reaches for them.
+    atexit.register(_loop.close)
+    litellm.telemetry = False
+    litellm.suppress_debug_info = True
+    return litellm
+
+
+async def _close_clients() -> None:
+    if load_litellm.cache_info().currsize:
+        await load_litellm().close_litellm_async_clients()
+
+
+_loop = OwnLoop("refold models", _close_clients)
+"""litellm leaves connections open when a loop closes; here later loops use them, and its import blocks none."""

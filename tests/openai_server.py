@@ -1,0 +1,229 @@
+"""
+A small OpenAI-compatible server on 127.0.0.1: the real client path, without a provider.
+
+It answers by the content of the conversation, never by a counter of its own, so it can be restarted at any time.
+A script is a JSON value (or, in process, a function from the request body to a reply):
+
+    {"replies": [REPLY, ...]}             REPLY n answers a conversation with n assistant messages
+    {"by_user": {"text": [REPLY, ...]}}   the same for conversations whose last user message is that text,
+                                          counting the assistant messages after it
+
+A REPLY is an object of any of these:
+
+    text, calls       content, and tool calls: {"name": ..., "arguments": object or raw text, "id": text or null}
+                      ("id": null sends none; without the key an id is made of the turn and the position)
+    message           fields laid over the assistant message
+    response          fields laid over the whole response
+    finish_reason     instead of the natural one
+    status, headers   of the HTTP answer
+    raw               the body as text, as it is (content type text/html unless a header says otherwise)
+    cut               send only so many bytes of the body, then drop the connection
+    entered           a file to create when the request has come in
+    hold              a file to wait for before answering (in process also a threading.Event)
+    attempts          a list of REPLY: the nth time the same request comes in, by the request log, the last repeats
+
+Run it alone with `python tests/openai_server.py --script FILE --log FILE`; it prints its base URL and ends
+when its standard input is closed. Each request body is one line of the log, on disk before it is answered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Self
+
+Reply = dict[str, Any]
+Script = dict[str, Any] | Callable[[dict[str, Any]], Reply]
+
+HOLD_S_MAX = 60.0
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The request bodies logged so far; a line that a kill has cut short is left out."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+class OpenAIServer:
+    """
+    The server in this process, for use in a `with` block.
+
+    Args:
+        script: What to answer.
+        log: File that gets each request body as one line; kept in memory too.
+    """
+
+    def __init__(self, script: Script, log: Path | None = None, port: int = 0) -> None:
+        self.script = script
+        self.requests: list[dict[str, Any]] = [] if log is None else read_log(log)
+        self.headers: list[dict[str, str]] = []
+        self._log = log
+        self._lock = threading.Lock()
+        self._http = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
+        self._http.daemon_threads = True
+        self._http.block_on_close = False
+        self.base_url = f"http://127.0.0.1:{self._http.server_address[1]}/v1"
+        self._thread = threading.Thread(
+            target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        )
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+    def take(self, body: dict[str, Any], headers: dict[str, str]) -> Reply:
+        """Record a request and choose its reply."""
+        with self._lock:
+            earlier = self.requests.count(body)
+            self.requests.append(body)
+            self.headers.append(headers)
+            if self._log is not None:
+                with self._log.open("a") as file:
+                    file.write(json.dumps(body) + "\n")
+                    file.flush()
+                    os.fsync(file.fileno())
+        reply = self.script(body) if callable(self.script) else choose(self.script, body)
+        attempts: list[Reply] = reply.get("attempts", [reply])
+        return attempts[min(earlier, len(attempts) - 1)]
+
+
+def choose(script: dict[str, Any], body: dict[str, Any]) -> Reply:
+    """The scripted reply to a conversation."""
+    messages = body.get("messages", [])
+    users = [position for position, message in enumerate(messages) if message.get("role") == "user"]
+    text = messages[users[-1]].get("content") if users else None
+    replies, counted = script.get("by_user", {}).get(text), messages[users[-1] :] if users else messages
+    if replies is None:
+        replies, counted = script.get("replies", []), messages
+    turn = sum(1 for message in counted if message.get("role") == "assistant")
+    if turn < len(replies):
+        reply: Reply = replies[turn]
+        return reply
+    why = f"the script has no reply {turn} to a conversation whose last user message is {text!r}"
+    return {"status": 400, "raw": json.dumps({"error": {"message": why, "type": "invalid_request_error"}})}
+
+
+def build(reply: Reply, body: dict[str, Any]) -> dict[str, Any]:
+    """A chat completion."""
+    turn = sum(1 for message in body.get("messages", []) if message.get("role") == "assistant")
+    message: dict[str, Any] = {"role": "assistant", "content": reply.get("text")}
+    calls = []
+    for position, call in enumerate(reply.get("calls", [])):
+        arguments = call.get("arguments", {})
+        raw = (
+            json.dumps(arguments) if isinstance(arguments, dict) and not call.get("as_object") else arguments
+        )
+        built = {
+            "id": call.get("id", f"call_{turn}_{position}"),
+            "type": "function",
+            "function": {"name": call["name"], "arguments": raw},
+            **call.get("extra", {}),
+        }
+        calls.append({key: value for key, value in built.items() if value is not None})
+    if calls:
+        message["tool_calls"] = calls
+    message.update(reply.get("message", {}))
+    return {
+        "id": f"chatcmpl-{turn}",
+        "object": "chat.completion",
+        "created": 1_700_000_000,
+        "model": body.get("model"),
+        "choices": [
+            {
+                "index": 0,
+                "message": message,
+                "finish_reason": reply.get("finish_reason", "tool_calls" if calls else "stop"),
+            }
+        ],
+        "usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15},
+        **reply.get("response", {}),
+    }
+
+
+def _wait(hold: Any) -> None:
+    if isinstance(hold, threading.Event):
+        hold.wait(HOLD_S_MAX)
+        return
+    pause, waited_s = threading.Event(), 0.0
+    while not Path(hold).exists() and waited_s < HOLD_S_MAX:
+        pause.wait(0.01)
+        waited_s += 0.01
+
+
+def _handler(server: OpenAIServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            reply = server.take(body, dict(self.headers))
+            if "entered" in reply:
+                Path(reply["entered"]).touch()
+            if "hold" in reply:
+                _wait(reply["hold"])
+            headers = {
+                "Content-Type": "text/html" if "raw" in reply else "application/json",
+                **reply.get("headers", {}),
+            }
+            data = (reply["raw"] if "raw" in reply else json.dumps(build(reply, body))).encode()
+            try:
+                self.send_response(reply.get("status", 200))
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data[: reply.get("cut", len(data))])
+                self.close_connection = "cut" in reply
+            except ConnectionError:
+                pass  # The client was killed or gave up.
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    return Handler
+
+
+@contextmanager
+def served(script: dict[str, Any], folder: Path) -> Iterator[tuple[str, Path]]:
+    """The server in a process of its own; gives its base URL and its request log."""
+    script_file, log = folder / "script.json", folder / "requests.jsonl"
+    script_file.write_text(json.dumps(script))
+    command = [sys.executable, str(Path(__file__).resolve()), "--script", str(script_file), "--log", str(log)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip(), log
+        finally:
+            process.stdin.close()
+            process.wait(10)
+
+
+def main() -> None:
+    """Serve until standard input is closed."""
+    parser = argparse.ArgumentParser(description="An OpenAI-compatible server that answers from a script.")
+    parser.add_argument("--script", type=Path, required=True)
+    parser.add_argument("--log", type=Path, required=True)
+    parser.add_argument("--port", type=int, default=0)
+    options = parser.parse_args()
+    with OpenAIServer(json.loads(options.script.read_text()), options.log, options.port) as server:
+        print(server.base_url, flush=True)
+        while select.select([0], [], [])[0] and os.read(0, 1024):
+            pass
+
+
+if __name__ == "__main__":
+    main()
