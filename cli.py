@@ -188,10 +188,10 @@ def doctor(settings: Settings) -> None:
             put_json(check)
             continue
         click.echo(
-            f"{click.style(f'{check.grade:5}', COLORS[check.grade])}{check.name:18}{visible(check.found)}"
+            f"{click.style(f'{check.grade:5}', COLORS[check.grade])}{check.name:20}{visible(check.found)}"
         )
         if check.remedy:
-            click.echo(f"{'':23}-> {visible(check.remedy)}")
+            click.echo(f"{'':25}-> {visible(check.remedy)}")
     if any(check.grade == "fail" for check in checks):
         click.get_current_context().exit(3)
 
