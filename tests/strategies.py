@@ -28,7 +28,9 @@ integers = st.one_of(
     st.integers(600, 4000).map(lambda digits: 10**digits),
     st.integers(600, 4000).map(lambda digits: 1 - 10**digits),
 )
-floats = st.floats() | st.sampled_from([-0.0, 5e-324, 1e16, 1.7976931348623157e308])
+floats = st.floats() | st.sampled_from(
+    [float("nan"), float("inf"), -0.0, 5e-324, 1e16, 1.7976931348623157e308]
+)
 decimals = st.decimals().filter(lambda number: not number.is_snan()) | st.sampled_from(
     [Decimal(text) for text in ("NaN", "-NaN123", "-0", "0E+999", "1.00", "1E-400", "-Infinity", "12E+20")]
 )

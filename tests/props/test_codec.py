@@ -80,6 +80,8 @@ class Number(int):
 @example({float("nan"), float("nan")})
 @example({Decimal("NaN"): 1, Decimal("NaN"): 2})
 @example("\ud83d\ude00")
+@example([float("nan")])
+@example({"a": [float("-inf"), -0.0]})
 def test_every_supported_value_comes_back_the_same_from_the_log(value):
     data = codec.encode(value)
     assert identity(codec.decode(data)) == identity(value)
@@ -176,6 +178,15 @@ def test_numbers_that_json_cannot_say_are_the_same_live_and_on_replay():
     assert (live["max"], live["min"]) == (math.inf, -math.inf)
     assert live["d"].is_nan()
     assert math.copysign(1, live["z"]) == -1
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, -0.0, 5e-324], ids=repr)
+@pytest.mark.parametrize(
+    "put", [lambda n: n, lambda n: [n], lambda n: {"a": [{"b": n}]}], ids=["bare", "list", "deep"]
+)
+def test_an_odd_number_among_plain_json_alone_comes_back_too(number, put):
+    """H02: no null in its place."""
+    assert identity(codec.normalise(put(number))) == identity(put(number))
 
 
 @pytest.mark.parametrize(
