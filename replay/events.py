@@ -270,11 +270,16 @@ class RunCancelled(Body, frozen=True, kw_only=True, tag="run_cancelled"):
 
 
 class RunParked(Body, frozen=True, kw_only=True, tag="run_parked"):
-    """The run stopped until somebody decides; `calls` are what they must decide about."""
+    """
+    The run stopped until somebody decides; `calls` are what they must decide about.
+
+    A poisoned run has killed its workers again and again: it goes on only when somebody releases it.
+    """
 
     run: str
     reason: str
     calls: list[str] = []
+    poisoned: bool = False
 
 
 class RunReleased(Body, frozen=True, kw_only=True, tag="run_released"):

@@ -63,8 +63,6 @@ class Interpreter:
         self.digest = program.digest
         self.tenures = 0
         self.ended: ev.EventBody | None = None
-        self.parked: tuple[str, ...] | None = None
-        """Calls named by the last park, while nothing has happened since."""
         self.cancelling = False
         self.new_patches: list[str] = []
         self._leaving = False
@@ -135,7 +133,6 @@ class Interpreter:
         self.digest = body.digest
         self.tenures = body.tenure
         self._leaving = False
-        self.parked = None
         return []
 
     def _run_released(self, body: ev.RunReleased) -> list[Call]:
@@ -143,7 +140,6 @@ class Interpreter:
         return []
 
     def _run_parked(self, body: ev.RunParked) -> list[Call]:
-        self.parked = tuple(body.calls)
         self._leaving = True
         return []
 
@@ -386,7 +382,6 @@ class Interpreter:
         if self._unstarted and not self._leaving and not self.cancelling:
             self._check_started(body)
         self._running.discard(call.path)
-        self.parked = None
         return self._take(self.machine.reply(call, value, error, body.at))
 
     def _check_started(self, body: ev.EventBody) -> None:

@@ -16,7 +16,7 @@ from ..journal.store import Message
 from . import events as ev
 from .commands import ToolCall
 from .host import Host
-from .inbox import Resolution, decode_message, resolution_event
+from .inbox import Input, Resolution, decode_message, resolution_event
 from .interpreter import Interpreter
 from .program import Program
 from .rebuild import Thread, interpret
@@ -39,6 +39,7 @@ def begin_run(
     *,
     key: str | None,
     messages: list[Message],
+    taken: int | None = None,
     host: Host,
     policy: Policy,
     now_us: int,
@@ -53,6 +54,7 @@ def begin_run(
         value: Canonical bytes of the input.
         key: Names the run.
         messages: The thread's inbox.
+        taken: Inbox id of the input, if it came through there.
         host: Performs what the session asks.
         policy: Failures and time.
         now_us: Wall clock.
@@ -90,7 +92,27 @@ def begin_run(
         concurrency=program.concurrency,
     )
     session = Session(interpreter, host, head=thread.head, last_at=at, policy=policy)
-    return Opened(session, lambda: session.start(started, before=before, consumed=consumed))
+    if taken is not None:
+        consumed.append(taken)
+    left = [message for message in messages if message.id not in consumed]
+    return Opened(session, lambda: session.start(started, before=before, consumed=consumed, messages=left))
+
+
+class WaitingInput(Struct, frozen=True):
+    """An input in the inbox."""
+
+    id: int
+    input: Raw
+    key: str | None
+
+
+def first_input(messages: list[Message]) -> WaitingInput | None:
+    """The input that has waited longest."""
+    for message in messages:
+        content = decode_message(message)
+        if isinstance(content, Input):
+            return WaitingInput(message.id, content.input, content.key)
+    return None
 
 
 def take_up_run(
@@ -102,6 +124,7 @@ def take_up_run(
     host: Host,
     policy: Policy,
     accept: bool = False,
+    release: bool = False,
     rival: bool = False,
     clock_ahead_us: int = 0,
 ) -> Opened:
@@ -116,6 +139,7 @@ def take_up_run(
         host: Performs what the session asks.
         policy: Failures and time.
         accept: Accept changed requests between the recorded definition and the program's, and record that.
+        release: Go on with a run that was parked for killing its workers.
         rival: The worker before may still be alive: leave its calls alone until their time is over.
         clock_ahead_us: How far the database's clock is ahead of the host's.
 
@@ -131,6 +155,15 @@ def take_up_run(
     pair = (run.digest, program.digest) if accept else None
     interpreter = interpret(program, thread, run, accept=pair)
     session = Session(interpreter, host, head=thread.head, last_at=thread.status.last_at, policy=policy)
+    lost = run.lost_tenures
+    if run.poisoned and not release:
+        return Opened(session, session.rest)
+    if lost >= policy.idle_tenures_max and not release:
+        reason = (
+            f"its last {lost} workers died without recording any outcome; find out why, "
+            "then let it go on with 'refold resume --release'"
+        )
+        return Opened(session, lambda: session.park(reason))
     if rival:
         session.holds = _holds(thread, run, interpreter, clock_ahead_us)
     accepted: ev.DivergenceAccepted | None = None

@@ -34,6 +34,8 @@ class Policy(Struct, frozen=True, kw_only=True):
         backoff_max_s: Longest pause.
         hold_wait_s: A run that waits for a timer due sooner keeps its lease.
         cancel_grace_s: How long tools of a cancelled run get to come to an end.
+        idle_tenures_max: So many tenures in a row that end without a release and without recording any outcome
+            park the run: it kills its workers.
     """
 
     model_attempts: int = 5
@@ -41,6 +43,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     backoff_max_s: float = 30.0
     hold_wait_s: float = 5.0
     cancel_grace_s: float = 5.0
+    idle_tenures_max: int = 5
 
 
 class Completion(Struct, frozen=True):

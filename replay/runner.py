@@ -18,14 +18,13 @@ from ..journal.tenure import Tenure
 from . import events as ev
 from .errors import RunFailed, RunUnfinished
 from .live import LiveHost, World
-from .opening import begin_run, take_up_run
+from .opening import Opened, begin_run, first_input, take_up_run
 from .program import Program
 from .rebuild import Thread, load
-from .recording import RESULT_BYTES_MAX, Policy
+from .recording import Policy, recordable
 from .session import Status
 from .status import OpenCall, RunState, ThreadStatus, Totals
 
-Choose = Callable[[ThreadStatus], RunState | None]
 Observe = Callable[[int, ev.EventBody], None]
 
 READ_PAGE = 2000
@@ -55,6 +54,17 @@ class RunResult(Struct, frozen=True, kw_only=True):
     run_id: str
 
 
+class _Wish(Struct, frozen=True, kw_only=True):
+    """What a caller wants of a thread: a run for an input, or the run that is already there."""
+
+    value: bytes | None = None
+    key: str | None = None
+    supersede: bool = False
+    run_id: str | None = None
+    accept: bool = False
+    release: bool = False
+
+
 class Runner:
     """
     One program, one thread, one world.
@@ -76,7 +86,7 @@ class Runner:
         world: World,
         *,
         policy: Policy | None = None,
-        observe: Callable[[int, ev.EventBody], None] | None = None,
+        observe: Observe | None = None,
     ) -> None:
         self._program = program
         self._journal = journal
@@ -85,12 +95,17 @@ class Runner:
         self._policy = policy or Policy()
         self._observe = observe
         self._host: LiveHost | None = None
+        self._stopped = False
+        self._seen = 0
+        """Newest inbox id that the last session knew of."""
 
     async def run(
         self, value: Any, *, key: str | None = None, supersede: bool = False, wait: bool = True
     ) -> RunResult:
         """
         Run the program on *value*, or go on with the run that this very call began before a crash.
+
+        Inputs that were sent to the thread and wait in its inbox become runs of their own first.
 
         Args:
             value: The input.
@@ -104,70 +119,55 @@ class Runner:
             RunFailed: The program raised.
             Divergence: The program no longer fits the unfinished run's log.
         """
-        encoded = codec.encode(value, what="the run's input")
-        codec.check_size(encoded, what="the run's input", limit=RESULT_BYTES_MAX)
+        encoded = recordable(value, what="the run's input")
         if key is not None and not 0 < len(key.encode("utf-8", "surrogatepass")) <= KEY_BYTES_MAX:
             raise LimitExceeded(f"a run's key is 1 to {KEY_BYTES_MAX} bytes; this one is {key[:40]!r}")
-
-        def choose(status: ThreadStatus) -> RunState | None:
-            return self._choose(status, encoded, key, supersede)
-
-        return await self._go(choose, encoded, key, wait=wait)
+        return await self._go(_Wish(value=encoded, key=key, supersede=supersede), wait=wait)
 
     async def resume(
-        self, *, steal: bool = False, wait: bool = True, accept_divergence: bool = False
+        self,
+        *,
+        steal: bool = False,
+        wait: bool = True,
+        accept_divergence: bool = False,
+        release: bool = False,
     ) -> RunResult:
         """
-        Go on with the thread's unfinished run; a run that has ended is only reported.
+        Go on with the thread's unfinished run and with inputs that wait; a run that has ended is only reported.
 
         Args:
             steal: Take the thread from a live holder too.
             wait: Wait in this process for signals and times; else return.
             accept_divergence: Accept changed requests (never another shape) and record that.
+            release: Go on with a run that was parked because its workers died again and again.
 
         Raises:
             ThreadNotFound: No such thread.
             UsageError: The thread has no run.
             ThreadBusy, RunFailed, Divergence: As for `run`.
         """
-
-        def choose(status: ThreadStatus) -> RunState | None:
-            if status.current is None:
-                raise UsageError(f"thread {self._thread!r} has no run to resume; start one with run(...)")
-            return status.current
-
-        return await self._go(
-            choose, None, None, wait=wait, steal=steal, create=False, accept=accept_divergence
-        )
+        wish = _Wish(accept=accept_divergence, release=release)
+        return await self._go(wish, wait=wait, steal=steal, create=False)
 
     def stop(self, reason: str, *, grace_s: float = 10.0) -> None:
         """Leave in good order: begin nothing, give running tools *grace_s*, record, release."""
+        self._stopped = True
         if self._host is not None:
             self._host.stop(reason, grace_s)
 
-    async def _go(
-        self,
-        choose: Choose,
-        value: bytes | None,
-        key: str | None,
-        *,
-        wait: bool,
-        steal: bool = False,
-        create: bool = True,
-        accept: bool = False,
-    ) -> RunResult:
+    async def _go(self, wish: _Wish, *, wait: bool, steal: bool = False, create: bool = True) -> RunResult:
         while True:
             tenure = await self._acquire(steal, create)
             try:
-                result = await self._tenure(tenure, choose, value, key, accept)
+                result = await self._tenure(tenure, wish)
             finally:
                 if not tenure.ended:
                     # Shielded: the lease is given back even if the caller is being cancelled.
                     await asyncio.shield(asyncio.to_thread(self._give_back, tenure))
-            if result.status != "waiting" or not wait:
+            if result.status != "waiting" or not wait or self._stopped:
                 return result
             await self._news(result)
-            choose, steal = _same(result.run_id), False
+            wish, steal = _Wish(run_id=result.run_id), False
 
     async def _acquire(self, steal: bool, create: bool) -> Tenure:
         """Take the lease; one that is granted after the caller has gone is given back at once."""
@@ -194,56 +194,96 @@ class Runner:
         assert taken is not None
         return taken
 
-    async def _tenure(
-        self, tenure: Tenure, choose: Choose, value: bytes | None, key: str | None, accept: bool
-    ) -> RunResult:
-        """One holder's time: a session, and another for each message that arrives while leaving."""
+    async def _tenure(self, tenure: Tenure, wish: _Wish) -> RunResult:
+        """One holder's time: a session for each run that is to be begun or gone on with."""
         while True:
             thread, messages = await asyncio.to_thread(self._read, tenure)
-            run = choose(thread.status)
-            if run is not None and run.ended:
-                return self._result(thread.status, run)
+            run = self._chosen(thread.status, wish)
             host = self._host = LiveHost(self._journal, tenure, self._world)
-            if run is None:
-                assert value is not None
-                opened = begin_run(
-                    self._program,
-                    thread,
-                    value,
-                    key=key,
-                    messages=messages,
-                    host=host,
-                    policy=self._policy,
-                    now_us=self._journal.sources.now_us(),
-                    new_uid=self._journal.sources.new_id,
-                )
+            waiting = first_input(messages) if thread.status.unfinished is None else None
+            mine = True
+            if run is not None and not run.ended:
+                opened = self._take_up(thread, run, messages, host, tenure, wish)
+            elif waiting is not None:
+                mine = wish.value is None
+                opened = self._begin(thread, bytes(waiting.input), waiting.key, messages, host, waiting.id)
+            elif run is not None:
+                return self._result(thread.status, run)
             else:
-                opened = take_up_run(
-                    self._program,
-                    thread,
-                    run,
-                    messages=messages,
-                    host=host,
-                    policy=self._policy,
-                    accept=accept,
-                    rival=tenure.rival,
-                    clock_ahead_us=tenure.clock_ahead_us,
-                )
-            session = opened.session
-            session.observe = self._observer(thread.status)
-            try:
-                await host.drive(session, opened.begin)
-                if session.error is not None:
-                    raise session.error
-            finally:
-                session.interpreter.machine.close()
+                assert wish.value is not None
+                opened = self._begin(thread, wish.value, wish.key, messages, host, None)
+            await self._drive(host, opened, thread.status)
             run = thread.status.current
             assert run is not None
-            if run.status not in ("waiting", "parked"):
+            session = opened.session
+            self._seen = session.seen
+            if mine:
+                wish = _Wish(run_id=run.run)
+            if not self._stopped and (not mine or (run.ended and session.inputs_wait)):
+                continue
+            released = await asyncio.to_thread(tenure.release, session.seen)
+            if self._stopped or released is not Release.INBOX_PENDING:
                 return self._result(thread.status, run)
-            if await asyncio.to_thread(tenure.release, session.seen) is not Release.INBOX_PENDING:
-                return self._result(thread.status, run)
-            choose = _same(run.run)
+
+    async def _drive(self, host: LiveHost, opened: Opened, status: ThreadStatus) -> None:
+        session = opened.session
+
+        def observe(seq: int, body: ev.EventBody) -> None:
+            status.apply(seq, body)
+            if self._observe is not None:
+                self._observe(seq, body)
+
+        session.observe = observe
+        try:
+            await host.drive(session, opened.begin)
+            if session.error is not None:
+                raise session.error
+        finally:
+            session.interpreter.machine.close()
+
+    def _begin(
+        self,
+        thread: Thread,
+        value: bytes,
+        key: str | None,
+        messages: list[Message],
+        host: LiveHost,
+        taken: int | None,
+    ) -> Opened:
+        return begin_run(
+            self._program,
+            thread,
+            value,
+            key=key,
+            messages=messages,
+            taken=taken,
+            host=host,
+            policy=self._policy,
+            now_us=self._journal.sources.now_us(),
+            new_uid=self._journal.sources.new_id,
+        )
+
+    def _take_up(
+        self,
+        thread: Thread,
+        run: RunState,
+        messages: list[Message],
+        host: LiveHost,
+        tenure: Tenure,
+        wish: _Wish,
+    ) -> Opened:
+        return take_up_run(
+            self._program,
+            thread,
+            run,
+            messages=messages,
+            host=host,
+            policy=self._policy,
+            accept=wish.accept,
+            release=wish.release,
+            rival=tenure.rival,
+            clock_ahead_us=tenure.clock_ahead_us,
+        )
 
     def _read(self, tenure: Tenure) -> tuple[Thread, list[Message]]:
         events = read_all(self._journal, self._thread, upto=tenure.head)
@@ -251,35 +291,32 @@ class Runner:
             raise Corrupt(self._thread, len(events) + 1, f"the head is {tenure.head}, the log ends before it")
         return load(self._thread, events), self._journal.inbox(self._thread)
 
-    def _choose(
-        self, status: ThreadStatus, value: bytes, key: str | None, supersede: bool
-    ) -> RunState | None:
-        """The run that this call is about; None for a new one."""
+    def _chosen(self, status: ThreadStatus, wish: _Wish) -> RunState | None:
+        """The run that the wish is about; None for a new one."""
+        if wish.run_id is not None:
+            return status.run(wish.run_id)
+        if wish.value is None:
+            if status.current is None:
+                raise UsageError(f"thread {self._thread!r} has no run to resume; start one with run(...)")
+            return status.current
+        key, same_input = wish.key, None
         if key is not None:
             same = next((run for run in status.runs if run.key == key), None)
-            if same is not None and bytes(same.input) != value:
+            if same is not None and bytes(same.input) != wish.value:
                 raise RunUnfinished(
                     f"thread {self._thread!r}: key {key!r} named run {same.run!r} with another input; use another key"
                 )
             if same is not None:
                 return same
         unfinished = status.unfinished
-        if unfinished is not None and key is None and bytes(unfinished.input) == value:
-            return unfinished
-        if unfinished is None or supersede:
-            return None
+        if unfinished is not None and key is None:
+            same_input = unfinished if bytes(unfinished.input) == wish.value else None
+        if unfinished is None or same_input is not None or wish.supersede:
+            return same_input
         raise RunUnfinished(
             f"thread {self._thread!r} holds the unfinished run {unfinished.run!r} ({unfinished.status}) with another "
             f"{'key' if key is not None else 'input'}; resume it first, or give it up with supersede=True"
         )
-
-    def _observer(self, status: ThreadStatus) -> Observe:
-        def observe(seq: int, body: ev.EventBody) -> None:
-            status.apply(seq, body)
-            if self._observe is not None:
-                self._observe(seq, body)
-
-        return observe
 
     def _result(self, status: ThreadStatus, run: RunState) -> RunResult:
         if run.status == "failed":
@@ -309,13 +346,12 @@ class Runner:
         """Wait, without a lease, until something has come for the run or its time has."""
         dues = [call.due for call in result.pending if call.due is not None]
         due = min(dues, default=None)
-        known = max((m.id for m in await asyncio.to_thread(self._journal.inbox, self._thread)), default=0)
         while due is None or self._journal.sources.now_us() < due:
             pause_s = self._world.limits.poll_s
             if due is not None:
                 pause_s = min(pause_s, max(0.0, (due - self._journal.sources.now_us()) / 1e6))
             await asyncio.sleep(pause_s)
-            if await asyncio.to_thread(self._journal.inbox, self._thread, after=known):
+            if await asyncio.to_thread(self._journal.inbox, self._thread, after=self._seen):
                 return
 
 
@@ -328,7 +364,3 @@ def read_all(journal: Journal, thread: str, *, upto: int | None = None) -> list[
         if len(page) < READ_PAGE:
             break
     return events
-
-
-def _same(run_id: str) -> Choose:
-    return lambda status: status.run(run_id)

@@ -21,6 +21,7 @@ from . import events as ev
 from .commands import Call, ModelCall, Phase, StepCall, ToolCall
 from .errors import ForeignAwait
 from .host import Host
+from .inbox import INPUT
 from .interpreter import Interpreter
 from .matching import doubt_reason, has_news, match, soonest
 from .outbox import Outbox
@@ -86,7 +87,12 @@ class Session:
     # Inputs
 
     def start(
-        self, started: ev.RunStarted, *, before: Iterable[ev.EventBody] = (), consumed: Iterable[int] = ()
+        self,
+        started: ev.RunStarted,
+        *,
+        before: Iterable[ev.EventBody] = (),
+        consumed: Iterable[int] = (),
+        messages: Sequence[Message] = (),
     ) -> None:
         """
         Begin a new run.
@@ -94,13 +100,16 @@ class Session:
         Args:
             started: Its first event.
             before: Events of the thread or its earlier runs that go into the same append.
-            consumed: Inbox ids that *before* takes.
+            consumed: Inbox ids that this append takes.
+            messages: What else waits in the inbox.
         """
+        self._remember(messages)
         self._outbox.discard(*consumed)
         for body in before:
             self._put(body)
         self._base = self._outbox.head + 1
         self._emit(started)
+        self._match_messages()
         self._go_on()
 
     def resume(
@@ -112,7 +121,7 @@ class Session:
         if accepted is not None:
             self._put(accepted)
         elif not has_news(self.interpreter, self._messages, self.holds, now=self._at()):
-            self._finish_idle(write=False)
+            self._leave()
             return
         program = self.interpreter.program
         tenure = self.interpreter.tenures + 1
@@ -136,6 +145,17 @@ class Session:
         for call in self._pending():
             if call.phase is Phase.DOUBT:
                 self._settle_doubt(call)
+        self._go_on()
+
+    def rest(self) -> None:
+        """Leave the run as it is; nothing is written."""
+        self.interpreter.tenure_over()
+        self.end = End(status="parked")
+
+    def park(self, reason: str) -> None:
+        """Stop the run before it does anything, until somebody releases it."""
+        self.interpreter.tenure_over()
+        self._emit(ev.RunParked(at=self._at(), run=self.interpreter.run_id, reason=reason, poisoned=True))
         self._go_on()
 
     def acked(self, count: int) -> None:
@@ -214,6 +234,11 @@ class Session:
         self._drop_gated()
         self._set_grace(grace_s)
         self._go_on()
+
+    @property
+    def inputs_wait(self) -> bool:
+        """Whether inputs for further runs have come."""
+        return any(message.kind == INPUT for message in self._messages)
 
     def leaving(self) -> bool:
         """Whether what runs had better stop: the worker leaves, lost its lease, or the run is cancelled."""
@@ -461,31 +486,31 @@ class Session:
 
     def _rest(self) -> None:
         """Nothing is being done: wait for a clock that will strike soon, or leave."""
+        if isinstance(self._outbox.last, ev.RunReleased | ev.RunParked):
+            self._leave()
+            return
         due = soonest(self.interpreter, self.holds)
-        left = isinstance(self._outbox.last, ev.RunReleased | ev.RunParked)
-        if not left and due is not None and due <= self._at() + round(self._policy.hold_wait_s * 1e6):
+        if due is not None and due <= self._at() + round(self._policy.hold_wait_s * 1e6):
             self._host.alarm(due)
             return
-        self._finish_idle(write=True)
-
-    def _finish_idle(self, *, write: bool) -> None:
-        now = self._at()
-        doubts = [c for c in self._pending() if c.phase is Phase.DOUBT and self.holds.get(c.path, 0) <= now]
-        run = self.interpreter.run_id
+        run, doubts = self.interpreter.run_id, self._doubts()
         if doubts:
-            if write and self.interpreter.parked is None:
-                calls = [call.id for call in doubts]
-                self._emit(ev.RunParked(at=self._at(), run=run, reason=doubt_reason(doubts), calls=calls))
-                self._outbox.flush(leaving=self._stopping is not None)
-                return
+            calls = [call.id for call in doubts]
+            self._emit(ev.RunParked(at=self._at(), run=run, reason=doubt_reason(doubts), calls=calls))
+        else:
+            self._emit(ev.RunReleased(at=self._at(), run=run, reason="waiting", wake_at=due))
+        self._outbox.flush(leaving=True)
+
+    def _leave(self) -> None:
+        if self._doubts() or isinstance(self._outbox.last, ev.RunParked):
             self.end = End(status="parked")
-            return
-        wake_at = soonest(self.interpreter, self.holds)
-        if write and not isinstance(self._outbox.last, ev.RunReleased):
-            self._emit(ev.RunReleased(at=self._at(), run=run, reason="waiting", wake_at=wake_at))
-            self._outbox.flush(leaving=self._stopping is not None)
-            return
-        self.end = End(status="waiting", wake_at=wake_at)
+        else:
+            self.end = End(status="waiting", wake_at=soonest(self.interpreter, self.holds))
+
+    def _doubts(self) -> list[Call]:
+        """Calls that only somebody outside can settle."""
+        now = self._at()
+        return [c for c in self._pending() if c.phase is Phase.DOUBT and self.holds.get(c.path, 0) <= now]
 
     def _give_up(self) -> None:
         """Grace is over: what still runs is in doubt, and a cancelled run ends."""

@@ -73,12 +73,21 @@ class RunState(Struct):
     error: ev.Failure | None = None
     tenures: int = 1
     idle_tenures: int = 0
-    """Tenures in a row that ended without a release and without recording any outcome."""
+    """Tenures in a row, before the newest, that ended without a release and without recording any outcome."""
+    progressed: bool = False
+    """Whether the newest tenure has recorded an outcome or left in good order."""
+    poisoned: bool = False
+    """Parked because it kills its workers; it goes on only when somebody releases it."""
     open: dict[str, OpenCall] = field(default_factory=dict)
     usage: Totals = field(default_factory=Totals)
     tools: int = 0
     patches: list[str] = field(default_factory=list)
     accepted: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def lost_tenures(self) -> int:
+        """Tenures in a row, the newest included, that ended without a release and without an outcome."""
+        return 0 if self.progressed else self.idle_tenures + 1
 
     @property
     def ended(self) -> bool:
@@ -181,15 +190,13 @@ def _apply(thread: ThreadStatus, run: RunState, seq: int, body: ev.EventBody) ->
     calls = run.open
     match body:
         case ev.RunResumed():
-            if run.status == "running":
-                run.idle_tenures += 1
-            run.status, run.reason = "running", ""
+            run.idle_tenures, run.progressed = run.lost_tenures, False
+            run.status, run.reason, run.poisoned = "running", "", False
             run.tenures, run.digest = body.tenure, body.digest
             for call in calls.values():
                 if call.status == "started":
                     call.status = "in doubt"
         case ev.ToolStarted():
-            run.idle_tenures = run.idle_tenures if body.attempt > 1 else 0
             calls[body.call] = OpenCall(
                 body.call, "started", body.tool, body.args, body.attempt, body.key, since=body.at, seq=seq
             )
@@ -207,10 +214,11 @@ def _apply(thread: ThreadStatus, run: RunState, seq: int, body: ev.EventBody) ->
             if body.call in calls:
                 calls[body.call].status = "in doubt"
         case ev.RunParked():
-            run.status, run.reason, run.idle_tenures = "parked", body.reason, 0
+            run.status, run.reason, run.progressed = "parked", body.reason, True
+            run.poisoned = body.poisoned
         case ev.RunReleased():
             run.status = "waiting" if body.reason == "waiting" else "released"
-            run.reason, run.idle_tenures = body.reason, 0
+            run.reason, run.progressed = body.reason, True
         case ev.RunFinished():
             run.status, run.output = "finished", body.output
         case ev.RunFailed():
@@ -233,7 +241,7 @@ def _apply_outcome(thread: ThreadStatus, run: RunState, body: ev.EventBody) -> N
     call_id = getattr(body, "call", None)
     if call_id is None:
         return
-    run.idle_tenures = 0
+    run.progressed = True
     open_call = run.open.get(call_id)
     match body:
         case ev.ModelResponded():
