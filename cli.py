@@ -8,7 +8,7 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 import msgspec
@@ -17,7 +17,8 @@ from . import __version__
 from .journal.errors import RefoldError, UsageError
 from .journal.store import ThreadState
 from .replay.divergence import Divergence
-from .replay.text import columns, moment, quoted, visible, visible_json
+from .replay.errors import RunFailed
+from .replay.text import columns, quoted, visible, visible_json
 
 if TYPE_CHECKING:
     from .journal.journal import Journal
@@ -28,7 +29,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 EVENTS_SHOWN = 200
 THREADS_SHOWN = 50
-COLORS = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+class Shown(Protocol):
+    """What the rooms give for showing."""
+
+    def record(self) -> Any:
+        """A value for a JSON document."""
+
+    def lines(self) -> Iterable[str]:
+        """Safe lines for a terminal."""
 
 
 class Settings:
@@ -51,18 +61,22 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command named."""
+        caught: Exception
         try:
             return super().invoke(ctx)
         except RefoldError as error:
-            text, code = visible(str(error), lines=isinstance(error, Divergence)), error.exit_code
+            caught, text = error, visible(str(error), lines=isinstance(error, Divergence))
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
         except Exception as error:  # noqa: BLE001 - a person reads one line, whatever it is
-            text, code = visible(f"{type(error).__name__}: {error} (unexpected; --debug shows where)"), 1
+            caught, text = (
+                error,
+                visible(f"{type(error).__name__}: {error} (unexpected; --debug shows where)"),
+            )
         if ctx.ensure_object(Settings).debug:
-            traceback.print_exc()
+            traceback.print_exception(caught)
         click.echo(f"refold: {text}", err=True)
-        raise click.exceptions.Exit(code)
+        raise click.exceptions.Exit(getattr(caught, "exit_code", 1))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In the order of their definition, which is the order one needs them in."""
@@ -112,9 +126,7 @@ def answering(function: F) -> F:
 
 
 of_agent = click.option("--agent", required=True, metavar="MODULE:ATTRIBUTE", help="The agent of the thread.")
-no_wait = click.option(
-    "--no-wait", is_flag=True, help="Return instead of waiting for approvals, signals and times."
-)
+no_wait = click.option("--no-wait", is_flag=True, help="Return instead of waiting for people and times.")
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -168,12 +180,7 @@ def init(settings: Settings) -> None:
 
     with settings.journal() as journal:
         target = checkup.describe(journal, embedded=checkup.embedded_dsn(settings.dsn))
-    if settings.json:
-        put_json(target)
-        return
-    click.echo(f"The journal is ready: {visible(target.server)}, database {visible(target.database)}")
-    if target.embedded:
-        click.echo(f"It is embedded; refold finds it by itself, and psql with: {visible(target.embedded)}")
+    put(settings, target)
 
 
 @command("doctor")
@@ -184,14 +191,7 @@ def doctor(settings: Settings) -> None:
     checks = checkup.check_surroundings()
     checks += checkup.check_journal(lambda: settings.journal(install=False, unsafe=True))
     for check in checks:
-        if settings.json:
-            put_json(check)
-            continue
-        click.echo(
-            f"{click.style(f'{check.grade:5}', COLORS[check.grade])}{check.name:20}{visible(check.found)}"
-        )
-        if check.remedy:
-            click.echo(f"{'':25}-> {visible(check.remedy)}")
+        put(settings, check)
     if any(check.grade == "fail" for check in checks):
         click.get_current_context().exit(3)
 
@@ -221,9 +221,7 @@ def run(settings: Settings, agent: str, value: str, thread: str, no_wait: bool, 
 @click.argument("thread")
 @of_agent
 @click.option("--steal", is_flag=True, help="Take the thread from a worker that hangs.")
-@click.option(
-    "--accept-divergence", is_flag=True, help="Accept changed prompts, models or schemas; recorded."
-)
+@click.option("--accept-divergence", is_flag=True, help="Accept changed requests, and record that.")
 @no_wait
 def resume(settings: Settings, thread: str, agent: str, no_wait: bool, **options: Any) -> None:
     """Go on with THREAD's unfinished run; a run that has ended is only reported."""
@@ -241,10 +239,7 @@ def replay(settings: Settings, thread: str, agent: str) -> None:
     program = program_of(load(agent))
     with contextlib.redirect_stdout(sys.stderr), settings.journal() as journal:
         found = replay_thread(journal, thread, program)
-    if settings.json:
-        put_json(found.record())
-    else:
-        put_lines(found.lines())
+    put(settings, found)
     if found.divergence is not None:
         raise found.divergence
 
@@ -261,39 +256,32 @@ def threads(
     settings: Settings, attention: bool, states: Sequence[ThreadState], limit: int, after: str | None
 ) -> None:
     """List threads, newest first."""
-    from .replay import attention as needs
-    from .replay.timeline import standing
+    from .replay.attention import read_page
 
     with settings.journal() as journal:
-        place = None if after is None else (journal.info(after).created_at, after)
-        page = journal.threads(after=place, limit=limit, states=list(states) or None, attention=attention)
-        whys = [needs.look(journal, info) if attention else None for info in page]
-    if settings.json:
-        for info, why in zip(page, whys, strict=True):
-            put_json(needs.record(info, why))
-        return
-    if attention:
-        put_lines(line for info, why in zip(page, whys, strict=True) for line in needs.lines(info, why))
+        page = read_page(journal, after=after, limit=limit, states=states, attention=attention)
+    if attention or settings.json:
+        for seen in page:
+            put(settings, seen)
     elif page:
-        rows = [[visible(i.thread), i.state, str(i.head), moment(i.updated_at), standing(i)] for i in page]
-        put_table(("thread", "state", "seq", "written (UTC)", "standing"), rows)
-    if len(page) == limit:
-        note(f"there may be more: --after {quoted(page[-1].thread)}")
+        put_table(("thread", "state", "seq", "written (UTC)", "standing"), [seen.cells() for seen in page])
+    if not page:
+        note("no such threads" if attention or states or after else "no threads yet")
+    elif len(page) == limit:
+        note(f"there may be more: --after {quoted(page[-1].info.thread)}")
 
 
 @command("show order-17", "show order-17 --from 40 --to 60 --full", "show order-17 --last 1 --json")
 @click.argument("thread")
 @click.option("--from", "first", type=click.IntRange(1), help="First seq.")
 @click.option("--to", "last", type=click.IntRange(1), help="Last seq.")
-@click.option(
-    "--last", "count", type=click.IntRange(1), help=f"The newest N events; {EVENTS_SHOWN} by default."
-)
+@click.option("--last", "count", type=click.IntRange(1), help=f"Newest events; {EVENTS_SHOWN} by default.")
 @click.option("--full", is_flag=True, help="Show the bodies of events too.")
 def show(
     settings: Settings, thread: str, first: int | None, last: int | None, count: int | None, full: bool
 ) -> None:
     """Show THREAD's events in order. Events that this refold does not know are shown as such."""
-    from .replay.timeline import Timeline, body_text, record, stream
+    from .replay.timeline import Timeline, body_text, line, record, stream
 
     if count is not None and first is not None:
         raise UsageError("--last and --from exclude each other")
@@ -307,11 +295,12 @@ def show(
             if settings.json:
                 put_json(record(event))
                 continue
-            rows.append(timeline.row(event))
             if full:
+                put_lines([line(timeline.row(event)), f"       {body_text(event)}"])
+                continue
+            rows.append(timeline.row(event))
+            if len(rows) == EVENTS_SHOWN:
                 put_rows(rows)
-                click.echo(f"    {body_text(event)}")
-            if full or len(rows) == EVENTS_SHOWN:
                 rows.clear()
     put_rows(rows)
     if begin and first is None and not settings.json:
@@ -327,10 +316,7 @@ def state(settings: Settings, thread: str, at: int | None) -> None:
 
     with settings.journal() as journal:
         view = overview(journal, thread, at=at)
-    if settings.json:
-        put_json(view)
-    else:
-        put_lines(view.lines())
+    put(settings, view)
 
 
 # Answers
@@ -346,9 +332,7 @@ def state(settings: Settings, thread: str, at: int | None) -> None:
 @click.option("--result", metavar="JSON", help="It happened, and this is its result.")
 @click.option("--did-not-happen", is_flag=True, help="It did not happen; it will be run again.")
 @click.option("--failed", metavar="TEXT", help="It failed; the model reads why.")
-@click.option(
-    "--effect", type=click.Choice(["none", "unknown", "done"]), help="With --failed: what it did outside."
-)
+@click.option("--effect", type=click.Choice(["none", "unknown", "done"]), help="What a failed call did.")
 @click.option("--attempt", type=click.IntRange(1), help="Which attempt; by default the one in doubt.")
 def resolve(settings: Settings, thread: str, call: str, result: str | None, **options: Any) -> None:
     """Say what became of CALL (an id such as r1/4.1.1, see 'refold state'), a tool call of THREAD in doubt."""
@@ -425,40 +409,50 @@ def perform(settings: Settings, agent: str, thread: str, go: Callable[[Any], Any
     from .agent import overview
     from .agent.loading import load
     from .agent.serve import serve
-    from .replay.timeline import Timeline
+    from .replay.timeline import Timeline, line
 
     timeline = Timeline()
 
     def tell(seq: int, body: Any) -> None:
         # A closed stderr must not stop a run.
         with contextlib.suppress(OSError):
-            note(timeline.line(seq, body))
+            note(line(timeline.row_of(seq, body)))
 
     runnable = load(agent)
     # What tools print must not come between our own output.
-    with contextlib.redirect_stdout(sys.stderr), settings.journal() as journal:
-        result = serve(runnable, journal, thread, go, None if settings.json else tell)
+    try:
+        with contextlib.redirect_stdout(sys.stderr), settings.journal() as journal:
+            result = serve(runnable, journal, thread, go, None if settings.json else tell)
+    except RunFailed as error:
+        if settings.json:
+            put_json(
+                {"thread": thread, "status": "failed", "error_type": error.error_type, "error": str(error)}
+            )
+        raise
     if result is None:
         note("left; nothing was under way")
     elif settings.json:
         put_json(overview.result_record(result))
     else:
-        for line in overview.result_lines(result):
-            note(line)
+        for told in overview.result_lines(result):
+            note(told)
         if result.status == "finished":
             click.echo(overview.output_text(result.output))
 
 
 def give(settings: Settings, answer: Callable[[Journal], Given]) -> None:
     """Answer a thread and tell what happens next."""
-    from .replay.answers import given_line
-
     with settings.journal() as journal:
         given = answer(journal)
+    put(settings, given)
+
+
+def put(settings: Settings, shown: Shown) -> None:
+    """A JSON document, or lines."""
     if settings.json:
-        put_json(given)
+        put_json(shown.record())
     else:
-        click.echo(given_line(given))
+        put_lines(shown.lines())
 
 
 def put_json(value: Any) -> None:
@@ -468,8 +462,8 @@ def put_json(value: Any) -> None:
 
 def put_lines(lines: Iterable[str]) -> None:
     """Lines that are safe already."""
-    for line in lines:
-        click.echo(line)
+    for each in lines:
+        click.echo(each)
 
 
 def put_rows(rows: Sequence[Row]) -> None:
@@ -488,9 +482,9 @@ def put_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Seq
     put_lines(lines)
 
 
-def note(line: str) -> None:
-    """A safe line beside the output."""
-    click.echo(visible(line), err=True)
+def note(text: str) -> None:
+    """A line beside the output."""
+    click.echo(visible(text), err=True)
 
 
 main = cli

@@ -12,8 +12,8 @@ from ..journal import codec
 from ..journal.journal import Journal
 from ..replay import events as ev
 from ..replay.runner import RunResult
-from ..replay.status import OpenCall, RunState, fold
-from ..replay.text import moment, one_line, visible
+from ..replay.status import OpenCall, RunState, Totals, fold
+from ..replay.text import beginning, moment, one_line, visible
 from ..replay.timeline import standing, stream
 from .conversation import fold_prior
 
@@ -44,8 +44,12 @@ class Overview(Struct, frozen=True, kw_only=True):
     passed_over: list[str]
     conversation: list[Raw]
 
+    def record(self) -> Overview:
+        """For a JSON document."""
+        return self
+
     def lines(self) -> Iterator[str]:
-        """The same for a terminal."""
+        """For a terminal."""
         yield f"{visible(self.thread)}: {self.state}, seq {self.seq} of {self.head}, {self.standing}"
         for run in self.runs:
             yield from _run_lines(run)
@@ -103,7 +107,7 @@ def result_lines(result: RunResult) -> Iterator[str]:
     why = f": {one_line(result.reason)}" if result.reason else ""
     yield (
         f"run {result.run_id} of thread {visible(result.thread)} is {result.status}{why} "
-        f"({used.responses} responses, {used.input_tokens}+{used.output_tokens} tokens)"
+        f"({used.responses} responses, {_tokens(used)})"
     )
     for call in result.pending:
         yield f"  {call_line(call)}"
@@ -119,7 +123,7 @@ def call_line(call: OpenCall) -> str:
     """An open call, on one line."""
     attempt = f", attempt {call.attempt}" if call.attempt else ""
     due = f", due {moment(call.due)}" if call.due is not None else ""
-    args = "" if bytes(call.args) == ev.NULL else one_line(bytes(call.args[:800]).decode("utf-8", "ignore"))
+    args = "" if bytes(call.args) == ev.NULL else one_line(beginning(call.args))
     return f"{visible(call.call)}  {call.status}{attempt}{due}  {visible(call.name)}({args})"
 
 
@@ -131,10 +135,17 @@ def _run_lines(run: RunState) -> Iterator[str]:
     yield f"run {run.run} of {visible(run.program)}: {run.status}{why}"
     yield (
         f"  seq {run.first_seq} to {run.last_seq}, {run.tenures} tenures, {used.responses} responses, "
-        f"{run.tools} tool calls, {used.input_tokens}+{used.output_tokens} tokens{cost}"
+        f"{run.tools} tool calls, {_tokens(used)}{cost}"
     )
     for call in run.open.values():
         yield f"  {call_line(call)}"
+
+
+def _tokens(used: Totals) -> str:
+    if used.unknown_usage == used.responses:
+        return "tokens unknown"
+    more = f" and {used.unknown_usage} responses unknown" if used.unknown_usage else ""
+    return f"{used.input_tokens}+{used.output_tokens} tokens{more}"
 
 
 def _message_lines(message: dict[str, Any]) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from msgspec import Struct
@@ -61,6 +61,16 @@ class Check(Struct, frozen=True):
     found: str
     remedy: str = ""
 
+    def record(self) -> Check:
+        """For a JSON document."""
+        return self
+
+    def lines(self) -> Iterator[str]:
+        """For a terminal."""
+        yield f"{self.grade:5}{self.name:20}{_printable(self.found)}"
+        if self.remedy:
+            yield f"{'':25}-> {_printable(self.remedy)}"
+
 
 def check_surroundings() -> list[Check]:
     """Python, this machine, and the optional parts."""
@@ -92,6 +102,16 @@ class Target(Struct, frozen=True, kw_only=True):
     embedded: str | None = None
     """How other programs reach it, if it is the embedded server."""
 
+    def record(self) -> Target:
+        """For a JSON document."""
+        return self
+
+    def lines(self) -> Iterator[str]:
+        """For a terminal."""
+        yield f"The journal is ready: {_printable(self.server)}, database {_printable(self.database)}"
+        if self.embedded is not None:
+            yield f"It is embedded; refold finds it by itself, and psql with: {_printable(self.embedded)}"
+
 
 def describe(journal: Journal, *, embedded: str | None = None) -> Target:
     """Where *journal* lives; *embedded* is the connection string if it is the embedded server's."""
@@ -113,6 +133,11 @@ def embedded_dsn(dsn: str | None) -> str | None:
     from . import embedded
 
     return None if dsn or os.environ.get("REFOLD_DSN") else embedded.start()
+
+
+def _printable(text: str) -> str:
+    # A server may call itself anything.
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def _part(extra: str, module: str, what: str) -> Check:

@@ -8,6 +8,7 @@ The answer enters the log when the thread's holder takes it, at the next run or 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 from msgspec import Raw, Struct
 
@@ -33,7 +34,7 @@ from .inbox import (
     resolution_key,
 )
 from .status import OpenCall, ThreadStatus, fold
-from .text import one_line, visible
+from .text import beginning, one_line, visible
 from .timeline import stream
 
 
@@ -55,17 +56,22 @@ class Given(Struct, frozen=True, kw_only=True):
     taken: bool
     held: bool
 
+    def record(self) -> Given:
+        """For a JSON document."""
+        return self
 
-def given_line(given: Given) -> str:
-    """What became of an answer and what happens next, safe to show."""
-    said = _words(given.content).strip(" ()") or "the wish to cancel"
-    where = f" of {visible(given.content.call)}" if isinstance(given.content, Approval | Resolution) else ""
-    first = "" if given.fresh else "already "
-    if given.taken:
-        return f"{first}recorded{where}: {visible(said)}"
-    if given.held:
-        return f"{first}sent{where}: {visible(said)}; the worker that holds the thread takes it"
-    return f"{first}sent{where}: {visible(said)}; the next 'refold resume' or run of the thread takes it"
+    def lines(self) -> Iterator[str]:
+        """What became of it and what happens next, for a terminal."""
+        content = self.content
+        about = f" for {visible(content.call)}" if isinstance(content, Approval | Resolution) else ""
+        said = visible(_words(content))
+        first = "" if self.fresh else "already "
+        if self.taken:
+            yield f"{first}recorded{about}: {said}"
+        elif self.held:
+            yield f"{first}sent{about}: {said}; the worker that holds the thread takes it"
+        else:
+            yield f"{first}sent{about}: {said}; the next 'refold resume' or run of the thread takes it"
 
 
 def from_json(text: str, what: str) -> bytes:
@@ -125,7 +131,7 @@ def resolve(
     info, status = _look(journal, thread)
     found = status.open_call(call)
     if attempt is None:
-        attempt = found.attempt if found is not None else 0
+        attempt = found.attempt if found is not None else _attempt_resolved(journal, thread, call)
     content = Resolution(
         call=call,
         attempt=attempt,
@@ -289,6 +295,13 @@ def _answer(
     raise NotPending(f"thread {info.thread!r}: {why}; nothing was written. {_open_calls(status, call)}")
 
 
+def _attempt_resolved(journal: Journal, thread: str, call: str) -> int:
+    """The attempt of a call that is no longer open which was resolved last; 0 if none was."""
+    contents = (decode_message(message) for message in journal.inbox(thread, consumed=True))
+    attempts = [each.attempt for each in contents if isinstance(each, Resolution) and each.call == call]
+    return max(attempts, default=0)
+
+
 def _open_calls(status: ThreadStatus, call: str) -> str:
     named = status.run(call.partition("/")[0])
     shown = [named] if named is not None else status.runs
@@ -305,8 +318,9 @@ def _send(journal: Journal, info: ThreadInfo, key: str, content: Content) -> Giv
 def _given(info: ThreadInfo, message: Message, content: Content, *, fresh: bool) -> Given:
     stored = decode_message(message)
     if stored is None or _says(stored) != _says(content):
+        told = "" if stored is None else f" ({_words(stored)})"
         raise NotPending(
-            f"thread {info.thread!r}: already answered{_words(stored)}; of several answers the first counts, "
+            f"thread {info.thread!r}: already answered{told}; of several answers the first counts, "
             "and this one was not written"
         )
     return Given(
@@ -341,12 +355,13 @@ def _says(content: Content) -> tuple[object, ...]:
             return (content.run,)
 
 
-def _words(content: Content | None) -> str:
+def _words(content: Content) -> str:
+    text = ""
     match content:
         case Approval():
             text = "approved" if content.approved else "denied"
         case Resolution(outcome="returned"):
-            text = f"returned {one_line(bytes(content.result[:400]).decode('utf-8', 'ignore'))}"
+            text = f"returned {one_line(beginning(content.result))}"
         case Resolution(outcome="failed"):
             text = f"failed: {content.error.message if content.error else ''} (effect {content.effect})"
         case Resolution():
@@ -354,11 +369,10 @@ def _words(content: Content | None) -> str:
         case Signal():
             text = f"signal {content.name!r}"
         case Input():
-            text = "another input"
-        case _:
-            return ""
-    by = content.by
-    return f" ({text}{', by ' + by if by else ''})"
+            text = f"input {one_line(beginning(content.input))}"
+        case Cancel():
+            text = f"cancel {content.run or 'the run'}"
+    return f"{text}, by {content.by}" if content.by else text
 
 
 def _unique(journal: Journal, key: str | None) -> str:

@@ -55,25 +55,66 @@ def explain(info: ThreadInfo, last: Sequence[Event]) -> Attention:
             return Attention("", "")
 
 
-def look(journal: Journal, info: ThreadInfo) -> Attention:
-    """Why the thread of *info* needs somebody, after reading its last few events."""
+class Seen(Struct, frozen=True):
+    """A thread's row, and what it needs if that was looked at."""
+
+    info: ThreadInfo
+    why: Attention | None = None
+
+    def record(self) -> dict[str, Any]:
+        """For a JSON document."""
+        row: dict[str, Any] = {name: getattr(self.info, name) for name in self.info.__struct_fields__}
+        row["head_hash"] = self.info.head_hash.hex()
+        return row if self.why is None else {**row, "reason": self.why.reason, "remedy": self.why.remedy}
+
+    def cells(self) -> list[str]:
+        """The row for a table: thread, state, seq, time, standing."""
+        info = self.info
+        return [
+            visible(info.thread),
+            info.state.value,
+            str(info.head),
+            moment(info.updated_at),
+            standing(info),
+        ]
+
+    def lines(self) -> Iterator[str]:
+        """All of it for a terminal."""
+        yield "  ".join(self.cells())
+        if self.why is not None:
+            yield f"    {visible(self.why.reason)}"
+            yield f"    {visible(self.why.remedy)}"
+
+
+def read_page(
+    journal: Journal,
+    *,
+    after: str | None = None,
+    limit: int = 100,
+    states: Sequence[ThreadState] = (),
+    attention: bool = False,
+) -> list[Seen]:
+    """
+    Threads, newest first, one page.
+
+    Args:
+        journal: Where they live.
+        after: The last thread of the page before.
+        limit: Rows at most.
+        states: Only these, if any are named.
+        attention: Only what needs somebody, with what the last events of each say of it.
+
+    Raises:
+        ThreadNotFound: There is no thread *after*.
+    """
+    place = None if after is None else (journal.info(after).created_at, after)
+    page = journal.threads(after=place, limit=limit, states=list(states) or None, attention=attention)
+    return [Seen(info, _look(journal, info) if attention else None) for info in page]
+
+
+def _look(journal: Journal, info: ThreadInfo) -> Attention:
     after = max(0, info.head - LAST_EVENTS)
     return explain(info, journal.read(info.thread, after=after, upto=info.head, limit=LAST_EVENTS))
-
-
-def record(info: ThreadInfo, why: Attention | None = None) -> dict[str, Any]:
-    """A thread's row for a JSON document, and what it needs if that was looked at."""
-    row: dict[str, Any] = {name: getattr(info, name) for name in info.__struct_fields__}
-    row["head_hash"] = info.head_hash.hex()
-    return row if why is None else {**row, "reason": why.reason, "remedy": why.remedy}
-
-
-def lines(info: ThreadInfo, why: Attention | None) -> Iterator[str]:
-    """The same for a terminal."""
-    yield f"{visible(info.thread)}  {info.state}  seq {info.head}  {moment(info.updated_at)}  {standing(info)}"
-    if why is not None:
-        yield f"    {visible(why.reason)}"
-        yield f"    {visible(why.remedy)}"
 
 
 def _parked(info: ThreadInfo, bodies: Sequence[ev.EventBody], resume: str) -> Attention:

@@ -55,6 +55,11 @@ def visible_json(data: bytes) -> str:
     return _UNSAFE.sub(lambda match: json.dumps(match.group())[1:-1], text)
 
 
+def beginning(raw: msgspec.Raw, limit: int = 160) -> str:
+    """The beginning of recorded JSON, however large it is; raw text."""
+    return bytes(memoryview(raw)[: 4 * limit + 4]).decode("utf-8", "ignore")
+
+
 def one_line(text: str, limit: int = 160) -> str:
     """The beginning of *text*, visible and on one line."""
     shown = visible(text[: limit + 1])

@@ -15,7 +15,7 @@ from ..journal.journal import Journal
 from ..journal.store import ThreadInfo
 from . import events as ev
 from .errors import UnknownEvent
-from .text import duration, moment, one_line, size, visible, visible_json
+from .text import beginning, duration, moment, one_line, size, visible, visible_json
 
 SUMMARY_CHARACTERS = 160
 _PAGE = 100
@@ -86,11 +86,6 @@ class Timeline:
             summary=one_line(summary(body), SUMMARY_CHARACTERS),
         )
 
-    def line(self, seq: int, body: ev.EventBody) -> str:
-        """A decoded body as one line for a log, safe to show."""
-        _, _, kind, call, name, took, _, what = cells(self.row_of(seq, body))
-        return "  ".join([f"{seq:5}", *filter(None, (kind, call, name, took, what))])
-
     def _unread(self, event: Event, problem: str) -> Row:
         text = event.body[:SUMMARY_CHARACTERS].decode("utf-8", "backslashreplace")
         return Row(
@@ -149,7 +144,7 @@ def summary(body: ev.EventBody) -> str:
         case ev.ApprovalGiven():
             return f"{'approved' if body.approved else 'denied'}{_by(body.by)}{_because(body.note)}"
         case ev.SignalReceived():
-            return _json(body.value) + _by(body.by)
+            return beginning(body.value) + _by(body.by)
         case ev.DivergenceAccepted():
             return f"{body.run}: requests of {body.asked} accepted for {body.recorded}{_by(body.by)}"
         case ev.Patched():
@@ -164,13 +159,13 @@ def summary(body: ev.EventBody) -> str:
 def _of_run(body: ev.EventBody) -> str:
     match body:
         case ev.RunStarted():
-            return f"{body.run} of {body.program}: {_json(body.input)}"
+            return f"{body.run} of {body.program}: {beginning(body.input)}"
         case ev.RunResumed():
             return f"{body.run}, tenure {body.tenure}"
         case ev.CancelRequested():
             return f"{body.run}{_because(body.reason)}{_by(body.by)}"
         case ev.RunFinished():
-            return f"{body.run}: {_json(body.output)}"
+            return f"{body.run}: {beginning(body.output)}"
         case ev.RunFailed():
             return f"{body.run}: {_failure(body.error)}"
         case ev.RunCancelled() | ev.RunParked() | ev.RunReleased():
@@ -182,11 +177,11 @@ def _of_run(body: ev.EventBody) -> str:
 def _of_call(body: ev.ToolStarted | ev.ApprovalRequested | ev.StepRecorded | ev.StepFailed) -> str:
     match body:
         case ev.ToolStarted():
-            return _attempt(body) + _json(body.args)
+            return _attempt(body) + beginning(body.args)
         case ev.ApprovalRequested():
-            return _json(body.args) + _because(body.why)
+            return beginning(body.args) + _because(body.why)
         case ev.StepRecorded():
-            return _json(body.result)
+            return beginning(body.result)
         case ev.StepFailed():
             return _failure(body.error)
 
@@ -194,14 +189,14 @@ def _of_call(body: ev.ToolStarted | ev.ApprovalRequested | ev.StepRecorded | ev.
 def _of_outcome(body: ev.ToolReturned | ev.ToolFailed | ev.ToolInDoubt | ev.ToolResolved) -> str:
     match body:
         case ev.ToolReturned():
-            return _json(body.result)
+            return beginning(body.result)
         case ev.ToolFailed():
             more = "" if body.final else "; another attempt follows"
             return f"{_attempt(body)}{_failure(body.error)} (effect {body.effect}){more}"
         case ev.ToolInDoubt():
             return f"attempt {body.attempt}: {body.why}"
         case ev.ToolResolved(outcome="returned"):
-            return f"attempt {body.attempt} returned {_json(body.result)}{_by(body.by)}"
+            return f"attempt {body.attempt} returned {beginning(body.result)}{_by(body.by)}"
         case ev.ToolResolved(outcome="failed"):
             why = _failure(body.error) if body.error else "no reason given"
             return f"attempt {body.attempt} failed: {why} (effect {body.effect}){_by(body.by)}"
@@ -250,11 +245,6 @@ def _plain(raw: Raw) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _json(raw: Raw) -> str:
-    # A value can be megabytes; a row shows its beginning.
-    return bytes(memoryview(raw)[: 4 * SUMMARY_CHARACTERS + 4]).decode("utf-8", "ignore")
-
-
 def _attempt(body: Any) -> str:
     return f"attempt {body.attempt}: " if body.attempt > 1 else ""
 
@@ -295,6 +285,12 @@ def cells(row: Row) -> list[str]:
         size(row.size),
         what,
     ]
+
+
+def line(row: Row) -> str:
+    """A row as one line, safe to show."""
+    seq, at, kind, call, name, took, _, what = cells(row)
+    return "  ".join(filter(None, (f"{seq:>5}", at[11:], kind, call, name, took, what)))
 
 
 def standing(info: ThreadInfo) -> str:
