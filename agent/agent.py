@@ -142,6 +142,7 @@ class Agent:
         steal: bool = False,
         wait: bool = True,
         accept_divergence: bool = False,
+        release: bool = False,
         observe: Callable[[int, EventBody], None] | None = None,
     ) -> RunResult:
         """
@@ -154,6 +155,7 @@ class Agent:
             steal: Take the thread from a live holder too.
             wait: Wait in this process for approvals, signals and times; else return.
             accept_divergence: Accept changed requests (never another shape), and record that.
+            release: Go on with a run that was parked because its workers died again and again.
             observe: Told of each event (seq, body) as it is made.
 
         Raises:
@@ -161,7 +163,9 @@ class Agent:
             ThreadBusy, RunFailed, Divergence: As for `run`.
         """
         runner = self.runner(journal, thread, deps=deps, observe=observe)
-        return await runner.resume(steal=steal, wait=wait, accept_divergence=accept_divergence)
+        return await runner.resume(
+            steal=steal, wait=wait, accept_divergence=accept_divergence, release=release
+        )
 
     def run_sync(self, value: Any, **options: Any) -> RunResult:
         """`run`, for code without an event loop; takes the same arguments."""

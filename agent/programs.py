@@ -89,11 +89,12 @@ async def resume(
     steal: bool = False,
     wait: bool = True,
     accept_divergence: bool = False,
+    release: bool = False,
     **options: Any,
 ) -> RunResult:
     """Go on with the thread's unfinished run of a program; as `Agent.resume`, with the options of `runner`."""
     made = runner(program, journal, thread, **options)
-    return await made.resume(steal=steal, wait=wait, accept_divergence=accept_divergence)
+    return await made.resume(steal=steal, wait=wait, accept_divergence=accept_divergence, release=release)
 
 
 def run_sync(program: Program, value: Any = None, **options: Any) -> RunResult:

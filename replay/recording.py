@@ -158,16 +158,17 @@ def late_resolution(call: Call, attempt: int, completion: Completion) -> Resolut
 
 def failure(error: BaseException) -> ev.Failure:
     """An error as data."""
+    clean = codec.clean_text
     if isinstance(error, ModelError):
         return ev.Failure(
-            error.error_type,
-            error.message,
+            clean(error.error_type),
+            clean(error.message),
             kind=error.kind,
             status=error.status,
             retry_after_s=error.retry_after_s,
         )
     if isinstance(error, ToolError):
-        return ev.Failure(error.error_type, error.message)
+        return ev.Failure(clean(error.error_type), clean(error.message))
     if isinstance(error, ToolRaised):
         error = error.original
     info = codec.describe_error(error)

@@ -205,7 +205,7 @@ class Runner:
             if run is not None and not run.ended:
                 opened = self._take_up(thread, run, messages, host, tenure, wish)
             elif waiting is not None:
-                mine = wish.value is None
+                mine = wish.value is None and wish.run_id is None
                 opened = self._begin(thread, bytes(waiting.input), waiting.key, messages, host, waiting.id)
             elif run is not None:
                 return self._result(thread.status, run)
@@ -223,7 +223,7 @@ class Runner:
                 continue
             released = await asyncio.to_thread(tenure.release, session.seen)
             if self._stopped or released is not Release.INBOX_PENDING:
-                return self._result(thread.status, run)
+                return self._result(thread.status, self._chosen(thread.status, wish) or run)
 
     async def _drive(self, host: LiveHost, opened: Opened, status: ThreadStatus) -> None:
         session = opened.session
@@ -340,7 +340,7 @@ class Runner:
         """Release, whatever waits in the inbox: what is left there is for the next holder."""
         seen = 0
         while tenure.release(seen) is Release.INBOX_PENDING:
-            seen = max(message.id for message in self._journal.inbox(self._thread))
+            seen = max((message.id for message in self._journal.inbox(self._thread)), default=seen)
 
     async def _news(self, result: RunResult) -> None:
         """Wait, without a lease, until something has come for the run or its time has."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from typing import Any
 
@@ -124,10 +125,8 @@ async def test_a_foreign_await_stops_the_run_without_failing_it(journal: Journal
     @program
     async def naps(run: Run) -> None:
         await run.tool(look, key="x")
-        try:
+        with contextlib.suppress(Exception):
             await asyncio.sleep(0)
-        except Exception:
-            pass
 
     with pytest.raises(refold.ForeignAwait, match=r"run\.step"):
         await refold.run(naps, journal=journal, thread="t")
