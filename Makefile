@@ -55,7 +55,7 @@ types: $(STAMPS)/dev
 	$(BIN)/mypy
 
 fuzz: $(STAMPS)/dev
-	PYTHONPATH=tests $(BIN)/pytest -p profiles -m hypothesis --hypothesis-profile=night $(ARGS)
+	REFOLD_HYPOTHESIS=search $(BIN)/pytest -m hypothesis $(ARGS)
 
 clean:
 	rm -rf .venv .venv-* build dist refold.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
