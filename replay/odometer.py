@@ -1,0 +1,131 @@
+"""
+Chooses what goes wrong in a simulated history: every placement of a few faults, a given one, or a random one.
+
+A simulation asks `pick` at each place where something can go wrong; the first option is always that nothing does.
+What was picked besides is a short list of (place, option): it is printed, and it replays the history.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+Placement = tuple[str, str]
+"""Where, and what."""
+
+
+class Chooser(Protocol):
+    """Decides at each place what happens there."""
+
+    taken: list[Placement]
+    """What was picked besides first options, in order."""
+
+    def pick(self, options: Sequence[str], place: str) -> str:
+        """One of *options*; the first means that nothing goes wrong at *place*."""
+
+
+class Odometer:
+    """
+    Every placement of at most *faults* faults, one history after another.
+
+    Call `turn` before each history; it answers False when all have been had. A history is found by counting up
+    the last choice that can still grow, so the simulation must be deterministic.
+
+    Args:
+        faults: How many choices of a history may differ from the first option.
+    """
+
+    def __init__(self, faults: int) -> None:
+        self._faults = faults
+        self._wheel: list[tuple[int, Sequence[str], str]] = []
+        self._position = 0
+        self._spent = 0
+        self._begun = False
+        self.taken: list[Placement] = []
+
+    def turn(self) -> bool:
+        """Go to the next history; False when there is none."""
+        if self._begun:
+            while self._wheel and self._wheel[-1][0] + 1 == len(self._wheel[-1][1]):
+                self._wheel.pop()
+            if not self._wheel:
+                return False
+            value, options, place = self._wheel[-1]
+            self._wheel[-1] = (value + 1, options, place)
+        self._begun = True
+        self._position = 0
+        self._spent = 0
+        self.taken = []
+        return True
+
+    def pick(self, options: Sequence[str], place: str) -> str:
+        """The choice of this history at its next place."""
+        position = self._position
+        if position < len(self._wheel):
+            value, known, where = self._wheel[position]
+            assert (where, known) == (place, options), f"not deterministic: {place} where {where} was"
+            self._position = position + 1
+            if value:
+                self._spent += 1
+                self.taken.append((place, options[value]))
+            return options[value]
+        # When the faults are spent nothing is recorded: nothing there can grow.
+        if self._spent < self._faults and len(options) > 1:
+            self._wheel.append((0, options, place))
+            self._position = position + 1
+        return options[0]
+
+
+class Placed:
+    """
+    The history with exactly these faults.
+
+    Args:
+        faults: The options to pick by place; elsewhere nothing goes wrong.
+    """
+
+    def __init__(self, faults: Mapping[str, str] | Sequence[Placement] = ()) -> None:
+        self.unused = dict(faults)
+        """Placements whose place has not been reached, or which were no option there."""
+        self.taken: list[Placement] = []
+
+    def pick(self, options: Sequence[str], place: str) -> str:
+        """The fault placed here, if it is an option."""
+        wanted = self.unused.get(place)
+        if wanted is None or wanted not in options:
+            return options[0]
+        del self.unused[place]
+        self.taken.append((place, wanted))
+        return wanted
+
+
+class Dice:
+    """
+    A random history.
+
+    Args:
+        seed: Makes it repeatable.
+        rate: How likely something goes wrong at each place.
+        faults: How many faults at most.
+        kinds: Faults this history is given to; all by default.
+    """
+
+    def __init__(self, seed: int, *, rate: float, faults: int, kinds: frozenset[str] | None = None) -> None:
+        self._random = random.Random(seed)
+        self._rate = rate
+        self._left = faults
+        self._kinds = kinds
+        self.taken: list[Placement] = []
+
+    def pick(self, options: Sequence[str], place: str) -> str:
+        """Mostly the first option."""
+        if not self._left or self._random.random() >= self._rate:
+            return options[0]
+        faults = [o for o in options[1:] if self._kinds is None or o in self._kinds]
+        if not faults:
+            return options[0]
+        self._left -= 1
+        chosen = self._random.choice(faults)
+        self.taken.append((place, chosen))
+        return chosen

@@ -1,0 +1,225 @@
+"""What a simulated worker does outside: models asked, tools and steps run, reconcilers consulted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ..journal import codec
+from ..journal.tenure import Tenure
+from .commands import Call, ModelCall, StepCall, ToolCall
+from .errors import ModelError, ToolError
+from .inbox import resolution_key
+from .outcomes import Reconciled, Unknown
+from .ports import ToolContext
+from .recording import Completion, late_resolution
+from .session import Session
+from .simulated_process import Process
+from .simulation import LATE_US, LATENCY_US, Deed
+
+
+class Enter(Protocol):
+    """Steps the session and looks after what comes of it."""
+
+    def __call__(self, step: Callable[[], Any]) -> Any:
+        """Run *step*."""
+
+
+class Effects:
+    """
+    The calls under way of one session.
+
+    Args:
+        process: Where they run.
+        tenure: Checked before each.
+        session: Told what came of them.
+        enter: How it is told.
+    """
+
+    def __init__(self, process: Process, tenure: Tenure, session: Session, enter: Enter) -> None:
+        self.over = False
+        """The session has ended: nothing more begins, and tools that come to an end post what they came to."""
+        self._process = process
+        self._world = process.world
+        self._scenario = process.owner.scenario
+        self._thread = process.owner.name
+        self._tenure = tenure
+        self._session = session
+        self._enter = enter
+        self._abandoned: set[tuple[str, int]] = set()
+
+    def perform(self, call: Call, attempt: int) -> None:
+        """Begin an effect."""
+        command = call.command
+        if isinstance(command, ToolCall):
+            self._begin("tool", command.tool.name, call, attempt, self._tool)
+        elif isinstance(command, StepCall):
+            self._begin("step", command.name.rpartition(".")[2], call, attempt, self._step)
+        else:
+            self._begin("model", "model", call, attempt, self._model)
+
+    def reconcile(self, call: Call, attempt: int) -> None:
+        """Ask a tool's reconciler."""
+        self._begin("reconcile", "reconcile", call, attempt, self._ask_reconciler)
+
+    def abandon(self, call: Call) -> None:
+        """What has not begun does not begin."""
+        self._abandoned.add((call.path, call.attempt))
+
+    def _begin(
+        self, kind: str, name: str, call: Call, attempt: int, act: Callable[[Call, int, str], None]
+    ) -> None:
+        latency = self._scenario.latency_us
+        latency_us = latency.get(name, latency.get(kind, LATENCY_US[kind]))
+        asked = (call.path, call.attempt)
+        self._abandoned.discard(asked)
+
+        def begin(fault: str) -> None:
+            if not self.over and asked not in self._abandoned and self._still_ours():
+                act(call, attempt, fault)
+
+        self._process.do(kind, f"{kind} {call.path}", latency_us, begin)
+
+    def _still_ours(self) -> bool:
+        """The process may have stood still: it acts only if the lease has not run out."""
+        tenure = self._tenure
+        if tenure.remaining_s() > 0:
+            return True
+        self._world.marks["lease checked before a call"] += 1
+        if self._world.store.renew(tenure.thread, fence=tenure.fence, ttl_s=tenure.ttl_s):
+            tenure.renewed(self._process.clocks.monotonic_s())
+            return True
+        tenure.mark_lost()
+        return False
+
+    def _tool(self, call: Call, attempt: int, fault: str) -> None:
+        command = call.command
+        assert isinstance(command, ToolCall)
+        name, args = command.tool.name, command.args
+        if fault in ("refuses", "fails"):
+            error = ToolError("refused") if fault == "refuses" else RuntimeError("failed")
+            self._deed("tool", call, attempt, name, args, happened=False)
+            self._outcome(call, attempt, Completion(error=error))
+            return
+        context = self._context(call, attempt, command.tool.timeout_s)
+        done = self._run(lambda: command.tool.call(codec.decode(args), context))
+        self._deed("tool", call, attempt, name, args, value=done.value)
+        if fault == "raises":
+            done = Completion(error=RuntimeError("raised after it had acted"))
+        if fault in ("hangs", "hangs early"):
+            overdue = Completion(error=TimeoutError("no answer in time"), timed_out=True)
+            self._outcome(call, attempt, overdue)
+            if fault == "hangs early":
+                self._process.later(LATE_US, lambda: self._send_late(call, attempt, done))
+            return
+        self._outcome(call, attempt, done)
+
+    def _step(self, call: Call, attempt: int, fault: str) -> None:
+        command = call.command
+        assert isinstance(command, StepCall)
+        if fault == "fails":
+            self._outcome(call, attempt, Completion(error=RuntimeError("failed")))
+            return
+        args, kwargs = codec.decode(command.args)
+
+        async def act() -> Any:
+            result = command.function(*args, **kwargs)
+            return await result if hasattr(result, "__await__") else result
+
+        done = self._run(act)
+        self._deed("step", call, attempt, command.name, command.args, value=done.value)
+        self._outcome(call, attempt, done)
+
+    def _model(self, call: Call, attempt: int, fault: str) -> None:
+        command, models = call.command, self._scenario.models
+        assert isinstance(command, ModelCall)
+        if fault == "fails" or models is None:
+            error = ModelError("overloaded", kind="overloaded" if models else "bad_request")
+            self._outcome(call, attempt, Completion(error=error))
+            return
+        params = command.request.params
+        messages = list(command.request.messages())
+        request = {**params.values, **params.secret, "messages": messages}
+        done = self._run(lambda: models.respond(request))
+        self._deed("model", call, attempt, "model", codec.encode(messages), value=done.value)
+        self._outcome(call, attempt, done)
+
+    def _ask_reconciler(self, call: Call, attempt: int, fault: str) -> None:
+        command, session = call.command, self._session
+        assert isinstance(command, ToolCall)
+        verdict: Reconciled = Unknown("not now")
+        if fault != "unsure":
+            context = self._context(call, attempt, command.tool.timeout_s)
+            verdict = self._run(lambda: command.tool.reconcile(codec.decode(command.args), context)).value
+
+        def answer(fault: str) -> None:
+            if not self.over:
+                self._enter(lambda: session.reconciled(call.path, attempt, verdict))
+
+        self._process.do("outcome", f"verdict {call.path}", LATENCY_US["outcome"], answer)
+
+    def _run(self, make: Callable[[], Any]) -> Completion:
+        try:
+            return Completion(value=self._scenario.perform(make()))
+        except Exception as error:  # noqa: BLE001 - what a call raises is its outcome
+            return Completion(error=error)
+
+    def _outcome(self, call: Call, attempt: int, done: Completion) -> None:
+        def arrive(fault: str) -> None:
+            taken = not self.over and self._enter(lambda: self._session.completed(call.path, attempt, done))
+            if not taken and not done.timed_out:
+                self._send_late(call, attempt, done)
+
+        self._process.do("outcome", f"outcome {call.path}", LATENCY_US["outcome"], arrive)
+
+    def _send_late(self, call: Call, attempt: int, done: Completion) -> None:
+        if not isinstance(call.command, ToolCall) or call.command.tool.stoppable:
+            return
+        resolution = late_resolution(call, attempt, done)
+        if resolution is not None:
+            self._world.marks["late outcome"] += 1
+            self._process.owner.post(resolution_key(call.id, attempt), resolution)
+
+    def _context(self, call: Call, attempt: int, deadline_s: float) -> ToolContext:
+        return self._scenario.make_context(
+            idempotency_key=call.key or "",
+            attempt=attempt,
+            thread=self._thread,
+            call=call.id,
+            deps=self._scenario.deps,
+            deadline_s=deadline_s,
+            heartbeat=lambda: None,
+            cancelled=lambda: False,
+        )
+
+    def _deed(
+        self,
+        kind: str,
+        call: Call,
+        attempt: int,
+        name: str,
+        args: bytes,
+        *,
+        happened: bool = True,
+        value: Any = None,
+    ) -> None:
+        info = self._world.store.info(self._thread)
+        deed = Deed(
+            kind=kind,
+            thread=self._thread,
+            call=call.id,
+            name=name,
+            args=args,
+            attempt=attempt,
+            key=call.key or "",
+            worker=self._process.name,
+            fence=self._tenure.fence,
+            head=info.head,
+            current=info.fence == self._tenure.fence,
+            repeatable=not isinstance(call.command, ToolCall) or call.command.tool.repeatable,
+            happened=happened,
+            value=value,
+        )
+        self._world.ledger.append(deed)
+        nothing = "" if happened else ", nothing happens"
+        self._world.note(self._process.name, f"{kind} {name} {call.id} attempt {attempt}{nothing}")

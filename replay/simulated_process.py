@@ -1,0 +1,229 @@
+"""A simulated process: its steps, what goes wrong at them, and its calls of the store."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+from ..journal.sources import Sources
+from ..journal.store import AppendResult
+from .inbox import Content
+from .simulation import (
+    EVERYWHERE,
+    FAULTS,
+    LATE_US,
+    LATENCY_US,
+    MESSAGES,
+    OK,
+    TTL_US,
+    Scenario,
+    Simulation,
+)
+
+Left = Literal["done", "busy", "idle", "released", "error", "crash"]
+"""How a worker went; `crash` also for one that stands still, which nobody can tell from the outside."""
+
+SKEW_US = 7_200_000_000
+
+
+class Owner(Protocol):
+    """Whoever starts workers on a thread and looks after it."""
+
+    name: str
+    scenario: Scenario
+    world: Simulation
+
+    def left(self, worker: Any, how: Left) -> None:
+        """A worker is gone."""
+
+    def rival(self, *, steal: bool) -> None:
+        """Send another worker at once."""
+
+    def twin(self, worker: Any) -> None:
+        """Start a second loop with the lease of *worker*."""
+
+    def message(self, kind: str) -> None:
+        """Send one of `MESSAGES`."""
+
+    def post(self, key: str, content: Content) -> None:
+        """Put a message into the thread's inbox; live workers will find it."""
+
+
+class Clocks(Sources):
+    """A worker's clocks and ids: the wall clock may be off, the monotonic one goes on while it stands still."""
+
+    def __init__(self, world: Simulation, number: int, skew_us: int) -> None:
+        self._world = world
+        self._skew_us = skew_us
+        self._ids = number << 64
+
+    def now_us(self) -> int:
+        """Wall clock."""
+        return self._world.now_us + self._skew_us
+
+    def monotonic_s(self) -> float:
+        """Monotonic clock."""
+        return self._world.now_us / 1e6
+
+    def new_id(self) -> uuid.UUID:
+        """The next id of this worker."""
+        self._ids += 1
+        return uuid.UUID(int=self._ids)
+
+
+class Process:
+    """
+    What can crash, freeze and be robbed.
+
+    Args:
+        owner: Whose thread it has come for.
+        number: Which worker of the history.
+    """
+
+    def __init__(self, owner: Owner, number: int) -> None:
+        self.owner = owner
+        self.world = owner.world
+        self.name = f"w{number}"
+        self.alive = True
+        self.paused = False
+        self._counts: dict[str, int] = {}
+        self._held: list[Callable[[], None]] = []
+        self._options = options(owner.scenario.faults)
+        skew = self.world.chooser.pick(self._options["clock"], f"{self.name}.clock")
+        skew_us = {OK: 0, "ahead": SKEW_US, "behind": -SKEW_US}[skew]
+        self.clocks = Clocks(self.world, number, skew_us)
+
+    def do(self, kind: str, what: str, latency_us: int, step: Callable[[str], None]) -> None:
+        """Have a step happen, unless something goes wrong there; *step* is told what else does."""
+        count = self._counts[what] = self._counts.get(what, 0) + 1
+        place = f"{self.name}.{what}" if count == 1 else f"{self.name}.{what}#{count}"
+        self.later(latency_us, lambda: self._happen(kind, place, step))
+
+    def later(self, delay_us: int, action: Callable[[], None]) -> None:
+        """Have *action* happen if this process lives then; when it stands still, as soon as it goes on."""
+
+        def when_due() -> None:
+            if self.paused:
+                self._held.append(action)
+            elif self.alive:
+                action()
+
+        self.world.after(delay_us, when_due)
+
+    def die(self) -> None:
+        """The process is gone: nothing of it happens any more."""
+        self.alive = False
+        self.world.note(self.name, "is dead")
+        self.owner.left(self, "crash")
+
+    def interrupt(self) -> None:
+        """The caller goes away, or SIGTERM comes."""
+
+    def woken(self) -> None:
+        """The process goes on after it stood still."""
+
+    def call(
+        self, kind: str, perform: Callable[[], Any], then: Callable[[Any], None], *, sent: Callable[[], None]
+    ) -> None:
+        """One call of the store, sent again until an answer comes; *sent* is told each time it goes out."""
+
+        def arrive(fault: str) -> None:
+            sent()
+            if fault == "ghost":
+                self.world.after(TTL_US + 20_000, lambda: self._orphan(perform))
+                self.die()
+            elif fault in ("drop", "zombie", "straggler"):
+                if fault != "drop":
+                    self.world.after(1_000 if fault == "zombie" else LATE_US, lambda: self._orphan(perform))
+                self.call(kind, perform, then, sent=sent)
+            else:
+                result = perform()
+                self.do("answer", f"{kind}.answer", LATENCY_US["store"], lambda fault: answer(fault, result))
+
+        def answer(fault: str, result: Any) -> None:
+            if fault == "lost":
+                self.call(kind, perform, then, sent=sent)
+            else:
+                then(result)
+
+        self.do(kind, kind, LATENCY_US["store"], arrive)
+
+    def _orphan(self, perform: Callable[[], Any]) -> None:
+        result = perform()
+        if isinstance(result, AppendResult):
+            self.world.marks[f"orphan {result.outcome.value}"] += 1
+            self.world.note(self.name, f"an append thought lost arrives: {result.outcome.value}")
+
+    def _happen(self, kind: str, place: str, step: Callable[[str], None]) -> None:
+        fault = self.world.chooser.pick(self._options[kind], place)
+        if fault == OK:
+            step(OK)
+            return
+        self.world.note(self.name, f"!! {fault} at {place}")
+        self.world.marks[f"fault: {fault}"] += 1
+        match fault:
+            case "crash":
+                self.die()
+            case "pause":
+                self._stand_still(TTL_US + 40_000, step)
+            case "freeze":
+                self._stand_still(4 * TTL_US, step)
+            case "late":
+                self.later(LATE_US, lambda: step(OK))
+            case "rival":
+                self.owner.rival(steal=True)
+                self.later(LATE_US, lambda: step(OK))
+            case "jump":
+                self.world.jump_us += 2 * TTL_US
+                self.owner.rival(steal=False)
+                self.later(7_000, lambda: step(OK))
+            case "twin":
+                self.owner.twin(self)
+                self.later(7_000, lambda: step(OK))
+            case "interrupt":
+                self.interrupt()
+                self.later(0, lambda: step(OK))
+            case "cancel" | "early" | "stale":
+                self.owner.message(fault)
+                step(OK)
+            case _:
+                step(fault)
+
+    def _stand_still(self, pause_us: int, step: Callable[[str], None]) -> None:
+        self.paused = True
+        self._held.append(lambda: step(OK))
+        self.owner.left(self, "crash")
+
+        def wake() -> None:
+            self.paused = False
+            self.world.note(self.name, "wakes")
+            self.woken()
+            held, self._held = self._held, []
+            for action in held:
+                self.later(0, action)
+
+        self.world.after(pause_us, wake)
+
+
+_options: dict[frozenset[str] | None, dict[str, tuple[str, ...]]] = {}
+
+
+def options(faults: frozenset[str] | None) -> dict[str, tuple[str, ...]]:
+    """What can happen at each kind of place when only *faults* are tried."""
+    known = _options.get(faults)
+    if known is None:
+        known = _options[faults] = {
+            kind: (
+                OK,
+                *(
+                    fault
+                    for fault in (
+                        special if kind in ("clock", "people") else (*special, *EVERYWHERE, *MESSAGES)
+                    )
+                    if faults is None or fault in faults
+                ),
+            )
+            for kind, special in FAULTS.items()
+        }
+    return known

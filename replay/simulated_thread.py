@@ -1,0 +1,170 @@
+"""A thread in a simulated world, with all who look after it: whoever starts workers, and the people outside."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from msgspec import Raw, structs
+
+from ..journal import codec
+from ..journal.envelope import Event
+from ..journal.store import Lease
+from .inbox import Approval, Cancel, Content, Resolution, Signal, approval_key, resolution_key
+from .rebuild import load
+from .simulated_process import Left
+from .simulated_worker import Worker
+from .simulation import FAULTS, LATENCY_US, OK, TENURES_MAX, TTL_US, Scenario, Simulation
+from .status import OpenCall, RunState, ThreadStatus
+
+
+class Lane:
+    """
+    One thread, from its first worker to the end of its run.
+
+    A worker is started at once, and another whenever none is left and the run can go on; people answer
+    what waits for them, and resolve doubts from what they know of the world outside: the truth.
+
+    Args:
+        world: Where it lives.
+        scenario: What runs on it.
+        name: Thread id.
+    """
+
+    def __init__(self, world: Simulation, scenario: Scenario, name: str = "t") -> None:
+        self.world = world
+        self.scenario = scenario
+        self.name = name
+        self.done = False
+        self.workers: list[Worker] = []
+        self._answers = 0
+        faults = scenario.faults
+        self._people = tuple(o for o in (OK, *FAULTS["people"]) if faults is None or o in faults or o == OK)
+        self.world.store.create(name)
+        self._start()
+
+    @property
+    def events(self) -> list[Event]:
+        """The thread's log."""
+        return self.world.store.read(self.name, limit=1_000_000)
+
+    def left(self, worker: Worker, how: Left) -> None:
+        """Look after the thread when a worker is gone, or seems to be."""
+        delay_us = TTL_US + 5_000 if how in ("crash", "busy") else LATENCY_US["answer"]
+        self.world.after(delay_us, self._look)
+
+    def rival(self, *, steal: bool) -> None:
+        """Send another worker at once."""
+        self._start(steal=steal)
+
+    def twin(self, worker: Worker) -> None:
+        """Start a second loop with the lease of *worker*."""
+        lease, tenure = worker.lease, worker.tenure
+        if lease is None or tenure is None or tenure.ended:
+            return
+        info = self.world.store.info(self.name)
+        self._start(lease=structs.replace(lease, head=info.head, head_hash=info.head_hash))
+
+    def message(self, kind: str) -> None:
+        """Send what people send when nobody has asked them."""
+        status = self._status()
+        run = status.unfinished
+        if run is None:
+            return
+        if kind == "cancel":
+            self.post("cancel", Cancel(run.run, "no longer wanted"))
+        elif kind == "stale":
+            self._send_stale(run)
+        else:
+            # Before it is waited for: all that the scenario would answer to a wait of any name it knows.
+            for call in (OpenCall(f"{run.run}/0", "waits for a signal"), *run.open.values()):
+                content = self.scenario.reply(call)
+                if isinstance(content, Signal):
+                    self.post(f"signal/{content.name}", content)
+
+    def post(self, key: str, content: Content) -> None:
+        """Put a message into the thread's inbox; live workers will find it."""
+        if self.world.send(self.name, key, content):
+            for worker in self.workers:
+                if worker.alive:
+                    worker.poll()
+
+    # Within
+
+    def _start(self, *, steal: bool = False, lease: Lease | None = None) -> None:
+        self.world.workers += 1
+        worker = Worker(self, self.world.workers, steal=steal, lease=lease)
+        self.workers.append(worker)
+        worker.start()
+
+    def _status(self) -> ThreadStatus:
+        return load(self.name, self.events).status
+
+    def _look(self) -> None:
+        """Does the thread need a worker, or an answer?"""
+        if self.done or any(worker.alive and not worker.paused for worker in self.workers):
+            return
+        status = self._status()
+        run = status.current
+        if run is not None and run.ended:
+            self.done = True
+            return
+        if len(self.workers) >= TENURES_MAX:
+            self.world.flaws.append(
+                f"thread {self.name} is stuck: {run.status if run else 'no run'} after {TENURES_MAX} workers"
+            )
+            self.done = True
+            return
+        delay_us = 0
+        if run is not None:
+            answered = self._answer(run)
+            if not answered and run.status == "waiting":
+                dues = [call.due for call in run.open.values() if call.due is not None]
+                if dues:
+                    delay_us = max(0, min(dues) - self.world.now_us)
+        self.world.after(delay_us + 1_000, self._start_if_alone)
+
+    def _start_if_alone(self) -> None:
+        if not self.done and not any(worker.alive and not worker.paused for worker in self.workers):
+            self._start()
+
+    def _answer(self, run: RunState) -> bool:
+        """Let people answer what waits for them; whether somebody has."""
+        answered = False
+        for call in list(run.open.values()):
+            if call.status == "in doubt":
+                content: Content | None = self._truth(call)
+                key = resolution_key(call.call, call.attempt)
+            else:
+                content = self.scenario.reply(call)
+                key = approval_key(call.call) if isinstance(content, Approval) else f"signal/{call.name}"
+            if content is None:
+                continue
+            answered = True
+            self._answers += 1
+            place = f"people.{call.call}.{self._answers}"
+            post = partial(self.post, key, content)
+            if self.world.chooser.pick(self._people, place) == OK:
+                post()
+            else:
+                self.world.note("people", f"take their time over {call.call}")
+                self.world.after(TTL_US, post)
+        return answered
+
+    def _truth(self, call: OpenCall) -> Resolution:
+        for deed in self.world.ledger:
+            if (
+                deed.call == call.call
+                and deed.attempt == call.attempt
+                and deed.thread == self.name
+                and deed.happened
+            ):
+                value = codec.encode(deed.value, what="a result")
+                return Resolution(call.call, call.attempt, "returned", Raw(value), by="people")
+        return Resolution(call.call, call.attempt, "did_not_happen", by="people")
+
+    def _send_stale(self, run: RunState) -> None:
+        """An answer about an attempt that is not the newest of its call, and true of that one."""
+        for call in run.open.values():
+            if call.attempt > 1 and call.status in ("in doubt", "started"):
+                earlier = OpenCall(call.call, call.status, attempt=call.attempt - 1)
+                self.post(f"stale/{call.call}/{call.attempt}", self._truth(earlier))

@@ -1,0 +1,360 @@
+"""A simulated worker: takes a thread, drives a session as the asyncio runner and its host do, and leaves."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from ..journal import codec
+from ..journal.envelope import NewEvent
+from ..journal.errors import LeaseLost, RefoldError
+from ..journal.store import Append, AppendResult, Busy, Lease, Message, Release, ThreadState
+from ..journal.tenure import Tenure
+from .commands import Call
+from .opening import Opened, begin_run, take_up_run
+from .rebuild import Thread, load
+from .session import Session
+from .simulated_effects import Effects
+from .simulated_process import Left, Owner, Process
+from .simulation import LATENCY_US, LEASE_TTL_S, TTL_US, Granted, Idle, Sent
+
+THREAD_UID = uuid.UUID(int=7)
+
+
+class Worker(Process):
+    """
+    One process that has come for a thread.
+
+    Args:
+        owner: Whose thread.
+        number: Which worker of the history.
+        steal: Whether to rob a live holder.
+        lease: A lease to share, for a twin.
+    """
+
+    def __init__(self, owner: Owner, number: int, *, steal: bool = False, lease: Lease | None = None) -> None:
+        super().__init__(owner, number)
+        self.lease = lease
+        self.tenure: Tenure | None = None
+        self._steal = steal
+        self._session: Session | None = None
+        self._effects: Effects | None = None
+        self._thread: Thread | None = None
+        self._leaving = False
+        self._released = Release.RELEASED
+        self._renewed_us = 0
+        self._sent_s = 0.0
+
+    # Coming
+
+    def start(self) -> None:
+        """Come for the thread."""
+        self.world.note(self.name, "comes")
+        self.world.renewers.append(self._renew_lease)
+        if self.lease is not None:
+            self._acquired(self.lease)
+        else:
+            self._acquire(self.clocks.new_id(), None)
+
+    def _acquire(self, holder: uuid.UUID, steal: int | None) -> None:
+        store, thread = self.world.store, self.owner.name
+
+        def then(answer: Lease | Busy) -> None:
+            if isinstance(answer, Lease):
+                self._acquired(answer)
+            elif self._steal:
+                self._acquire(holder, answer.fence)
+            else:
+                self.world.marks["busy"] += 1
+                self._leave("busy")
+
+        self.call(
+            "acquire",
+            lambda: store.acquire(thread, holder=holder, ttl_s=LEASE_TTL_S, steal=steal),
+            then,
+            sent=self._sending,
+        )
+
+    def _sending(self) -> None:
+        self._sent_s = self.clocks.monotonic_s()
+
+    def _acquired(self, lease: Lease) -> None:
+        world = self.world
+        world.note(self.name, f"has the lease, fence {lease.fence}")
+        granted = Granted(thread=lease.thread, worker=self.name, fence=lease.fence, step=world.step)
+        world.granted.append(granted)
+        self.lease = lease
+        self._renewed_us = world.now_us
+        self.tenure = Tenure(
+            lease,
+            granted_s=self._sent_s,
+            writer=self,
+            release=lambda thread, fence, seen: self._released,
+            sources=self.clocks,
+            rival=lease.left_open,
+        )
+        self.tenure.on_lost(self._lost)
+        self._read()
+
+    def _read(self) -> None:
+        self.do("read", "read", LATENCY_US["store"], lambda fault: self._open())
+
+    def _open(self) -> None:
+        tenure, store = self.tenure, self.world.store
+        assert tenure is not None
+        events = store.read(self.owner.name, upto=tenure.head, limit=1_000_000)
+        messages = store.inbox(self.owner.name)
+        if len(events) < tenure.head:
+            self.world.flaws.append(f"{self.name} read {len(events)} events, the head is {tenure.head}")
+            self._give_back("error")
+            return
+        try:
+            opened = self._opened(events, messages, tenure)
+        except Exception as error:  # noqa: BLE001 - whatever the engine raises here is a finding
+            self._flaw("taking the run up", error)
+            self._give_back("error")
+            return
+        if opened is None:
+            self._give_back("done")
+            return
+        assert self._thread is not None
+        self._session = session = opened.session
+        session.observe = self._thread.status.apply
+        self._effects = Effects(self, tenure, session, self._enter)
+        self._enter(opened.begin)
+
+    def _opened(self, events: Any, messages: list[Message], tenure: Tenure) -> Opened | None:
+        scenario = self.owner.scenario
+        thread = self._thread = load(self.owner.name, events)
+        run = thread.status.current
+        if run is None:
+            return begin_run(
+                scenario.program,
+                thread,
+                codec.encode(scenario.value, what="the run's input"),
+                key=None,
+                messages=messages,
+                host=self,
+                policy=scenario.policy,
+                now_us=self.now_us(),
+                # One uid whoever is first, so that randomness is the same in every history.
+                new_uid=lambda: THREAD_UID,
+            )
+        if run.ended:
+            return None
+        return take_up_run(
+            scenario.program,
+            thread,
+            run,
+            messages=messages,
+            host=self,
+            policy=scenario.policy,
+            release=run.poisoned,
+            rival=tenure.rival,
+            clock_ahead_us=tenure.clock_ahead_us,
+        )
+
+    # The host of a session
+
+    def now_us(self) -> int:
+        """This worker's wall clock."""
+        return self.clocks.now_us()
+
+    def new_id(self) -> uuid.UUID:
+        """The next id."""
+        return self.clocks.new_id()
+
+    def append(
+        self,
+        events: Sequence[NewEvent],
+        *,
+        state: ThreadState,
+        wake_at_us: int | None,
+        consumed: Sequence[int],
+    ) -> None:
+        """Send a batch through the tenure."""
+        session, count = self._session, len(events)
+        assert self.tenure is not None
+        assert session is not None
+        future = self.tenure.append(events, state=state, wake_at_us=wake_at_us, consumed=consumed)
+
+        def appended(done: Future[AppendResult]) -> None:
+            error = done.exception()
+            self._enter(lambda: session.acked(count) if error is None else session.failed(error))
+
+        future.add_done_callback(appended)
+
+    def submit(self, append: Append, settle: Callable[[AppendResult | BaseException, float], None]) -> None:
+        """What the journal's writer does: send it until its fate is known."""
+        world = self.world
+        sent = Sent(append=append, worker=self.name, invoked=world.step)
+        world.sent.append(sent)
+        if world.timeline is not None:
+            kinds = " ".join(event.kind for event in append.events)
+            world.note(self.name, f"appends {append.expected + 1}.. {kinds}")
+
+        def then(result: AppendResult) -> None:
+            sent.answered = result
+            world.note(self.name, f"append after {append.expected}: {result.outcome.value}")
+            settle(result, self._sent_s)
+
+        self.call("append", lambda: world.append_arrives(sent), then, sent=self._sending)
+
+    def perform(self, call: Call, attempt: int) -> None:
+        """Begin an effect."""
+        assert self._effects is not None
+        self._effects.perform(call, attempt)
+
+    def reconcile(self, call: Call, attempt: int) -> None:
+        """Ask a tool's reconciler."""
+        assert self._effects is not None
+        self._effects.reconcile(call, attempt)
+
+    def abandon(self, call: Call) -> None:
+        """Ask an effect to stop; what has not begun does not begin."""
+        assert self._effects is not None
+        self._effects.abandon(call)
+
+    def alarm(self, at_us: int) -> None:
+        """Wake the session at a time of this worker's wall clock."""
+        session, effects = self._session, self._effects
+        assert session is not None
+        assert effects is not None
+
+        def strike(fault: str) -> None:
+            if not effects.over:
+                self._enter(session.alarm)
+
+        self.do("alarm", "alarm", max(0, at_us - self.now_us()), strike)
+
+    def poll(self) -> None:
+        """Look into the inbox, as is done every now and then."""
+        session, effects = self._session, self._effects
+        if session is None or effects is None or effects.over:
+            return
+        found: list[Message] = []
+
+        def look(fault: str) -> None:
+            found.extend(self.world.store.inbox(self.owner.name, after=session.seen))
+            self.do("poll", "deliver", 0, deliver)
+
+        def deliver(fault: str) -> None:
+            if found and not effects.over:
+                self._enter(lambda: session.deliver(found))
+
+        self.do("poll", "poll", LATENCY_US["poll"], look)
+
+    def interrupt(self) -> None:
+        """The caller goes away, or SIGTERM comes."""
+        session, effects = self._session, self._effects
+        if session is not None and effects is not None and not effects.over:
+            self._enter(lambda: session.stop("interrupted", grace_s=0.03))
+
+    def woken(self) -> None:
+        """The renewal thread takes a moment longer to find out than what was already on its way."""
+        self._renewed_us = self.world.now_us
+
+    def _renew_lease(self) -> None:
+        """What the renewal thread does when a third of the lease has passed."""
+        tenure, now_us = self.tenure, self.world.now_us
+        if tenure is None or tenure.ended or not self.alive or self.paused:
+            return
+        if now_us - self._renewed_us < TTL_US // 3:
+            return
+        self._renewed_us = now_us
+        if self.world.store.renew(tenure.thread, fence=tenure.fence, ttl_s=tenure.ttl_s):
+            tenure.renewed(now_us / 1e6)
+        else:
+            tenure.refused()
+
+    def _lost(self) -> None:
+        session, tenure = self._session, self.tenure
+        assert tenure is not None
+        self.world.marks["lease lost"] += 1
+        self.world.note(self.name, "has lost the lease")
+        if session is not None and session.end is None and session.error is None:
+            self._enter(lambda: session.failed(LeaseLost(tenure.thread, fence=tenure.fence)))
+
+    def _enter(self, step: Callable[[], Any]) -> Any:
+        session, effects = self._session, self._effects
+        assert session is not None
+        assert effects is not None
+        result: Any = None
+        try:
+            result = step()
+        except Exception as error:  # noqa: BLE001 - an engine that raises here is what we look for
+            self._flaw("a step of the session", error)
+            session.failed(error)
+        ended = session.end is not None or session.error is not None
+        if ended and not effects.over and not self._leaving:
+            # The host learns of it on the next turn of its loop: a poll may still come in before.
+            self._leaving = True
+            self.do("leave", "leave", 0, lambda fault: self._over(session, effects))
+        return result
+
+    # Leaving
+
+    def _over(self, session: Session, effects: Effects) -> None:
+        thread = self._thread
+        assert thread is not None
+        effects.over = True
+        self._leaving = False
+        session.interpreter.machine.close()
+        if session.error is not None:
+            if not isinstance(session.error, RefoldError):
+                self._flaw("the session", session.error)
+            self._give_back("error")
+            return
+        run = thread.status.current
+        assert run is not None
+        if run.status == "running":
+            self.world.flaws.append(f"{self.name} left while the log says that its run is running")
+        if run.status in ("waiting", "parked"):
+            self._release(session.seen, lambda: self._leave("idle"), self._read, idle=True)
+        else:
+            self._give_back("done" if run.ended else "released")
+
+    def _give_back(self, how: Left) -> None:
+        def again() -> None:
+            seen = max((message.id for message in self.world.store.inbox(self.owner.name)), default=0)
+            self._release(seen, lambda: self._leave(how), again)
+
+        self._release(0, lambda: self._leave(how), again)
+
+    def _release(
+        self, seen: int, gone: Callable[[], None], pending: Callable[[], None], *, idle: bool = False
+    ) -> None:
+        tenure = self.tenure
+        assert tenure is not None
+        if tenure.ended:
+            gone()
+            return
+
+        def then(answer: Release) -> None:
+            self._released = answer
+            self.world.marks[f"release {answer.value}"] += 1
+            if tenure.release(seen) is Release.INBOX_PENDING:
+                pending()
+            else:
+                gone()
+
+        self.call("release", lambda: self._ask_release(tenure, seen, idle), then, sent=self._sending)
+
+    def _ask_release(self, tenure: Tenure, seen: int, idle: bool) -> Release:
+        store, thread = self.world.store, tenure.thread
+        answer = store.release(thread, fence=tenure.fence, seen=seen)
+        if idle and answer is Release.RELEASED:
+            head = store.info(thread).head
+            left = Idle(thread=thread, worker=self.name, head=head, messages=store.inbox(thread))
+            self.world.idle.append(left)
+        return answer
+
+    def _leave(self, how: Left) -> None:
+        self.alive = False
+        self.world.note(self.name, f"leaves: {how}")
+        self.owner.left(self, how)
+
+    def _flaw(self, where: str, error: BaseException) -> None:
+        self.world.flaws.append(f"{self.name}: {where} raised {type(error).__name__}: {error}")

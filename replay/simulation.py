@@ -1,0 +1,316 @@
+"""
+A world in which programs run, crash and are taken up again, on one virtual clock and without a thread or a loop.
+
+Sessions, tenures and the store are the real ones; what is simulated is everything around them: processes,
+connections, clocks, tools in the act, people. Whatever happens, happens in an order fixed by a `Chooser`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import uuid
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from msgspec import Struct, field
+
+from ..journal.memory import MemoryStore
+from ..journal.sources import Sources
+from ..journal.store import Append, AppendResult, Message, Store
+from .inbox import Content, encode_message
+from .odometer import Chooser
+from .ports import MakeContext, ModelClient, ToolContext
+from .program import Program
+from .recording import Policy
+from .status import OpenCall
+
+START_US = 1_750_000_000_000_000
+LEASE_TTL_S = 30.0
+TTL_US = round(LEASE_TTL_S * 1e6)
+LATE_US = 300_000
+"""How much later something comes that was held up."""
+STEPS_MAX = 4000
+TENURES_MAX = 40
+
+LATENCY_US = {
+    "store": 2_000,
+    "model": 50_000,
+    "tool": 20_000,
+    "step": 10_000,
+    "reconcile": 10_000,
+    "outcome": 1_000,
+    "poll": 5_000,
+    "answer": 15_000,
+}
+
+OK = "ok"
+EVERYWHERE = ("crash", "pause", "freeze", "rival", "twin", "jump", "interrupt", "late")
+"""What can happen to a worker at any of its steps."""
+FAULTS: dict[str, tuple[str, ...]] = {
+    "clock": ("ahead", "behind"),
+    "acquire": ("drop", "zombie"),
+    "append": ("drop", "zombie", "straggler", "ghost"),
+    "release": ("drop", "zombie"),
+    "answer": ("lost",),
+    "read": (),
+    "model": ("fails",),
+    "tool": ("refuses", "fails", "raises", "hangs", "hangs early"),
+    "step": ("fails",),
+    "reconcile": ("unsure",),
+    "outcome": (),
+    "alarm": (),
+    "poll": (),
+    "leave": (),
+    "people": ("slow",),
+}
+"""
+What can go wrong at each kind of place, besides `EVERYWHERE` at the steps of a worker.
+
+drop: the connection fails and nothing was done. zombie, straggler: it fails, and the call is performed all the same,
+before or long after it is sent again. ghost: the process dies, and the call is performed under its successor.
+lost: performed, the answer is lost. pause: the process stands still past its lease and wakes beside its successor;
+freeze: it wakes when all is over. rival: another worker steals the thread. jump: the database's clock leaps past the
+lease, and another worker comes. twin: a second loop with the same lease.
+refuses: a tool says that nothing happened; fails: it raises and nothing happened; raises: it acted, then raised;
+hangs: it acts and gives no answer in time; hangs early: it acts, and its outcome comes when it was given up.
+"""
+
+MESSAGES = ("cancel", "early", "stale")
+"""What the outside can send at any step: a cancel, what it would send later anyway, an answer about no open attempt."""
+
+
+class Deed(Struct, frozen=True, kw_only=True):
+    """One thing that was done outside, as the outside knows it: the ground truth."""
+
+    kind: str
+    """model, tool or step."""
+    thread: str
+    call: str
+    name: str
+    args: bytes
+    attempt: int
+    key: str
+    worker: str
+    fence: int
+    head: int
+    """Length of the thread's log at that moment."""
+    current: bool
+    """Whether the worker still held the thread."""
+    repeatable: bool
+    """Whether running it twice does no harm; false for a tool not declared so."""
+    happened: bool
+    """Whether it had an effect, or did no more than fail."""
+    value: Any
+
+
+class Sent(Struct, kw_only=True):
+    """One append: each time it was sent, what came of it."""
+
+    append: Append
+    worker: str
+    invoked: int
+    """Step of the history at which it was first sent."""
+    results: list[AppendResult] = field(default_factory=list)
+    """What each copy that arrived was answered, heard or not."""
+    dropped: int = 0
+    answered: AppendResult | None = None
+    """The answer that reached the worker."""
+
+
+class Granted(Struct, frozen=True, kw_only=True):
+    """One lease: the step at which the worker knew that it had it."""
+
+    thread: str
+    worker: str
+    fence: int
+    step: int
+
+
+class Idle(Struct, frozen=True, kw_only=True):
+    """A worker that left a run waiting or parked, and what lay in the inbox then."""
+
+    thread: str
+    worker: str
+    head: int
+    messages: list[Message]
+
+
+class SimulatedContext(Struct, kw_only=True):
+    """What a simulated tool may ask about its call; nobody wants it to stop."""
+
+    idempotency_key: str
+    attempt: int
+    thread: str
+    call: str
+    deps: Any
+    deadline_s: float
+    heartbeat: Callable[[], None]
+    cancelled: bool = False
+
+
+def simulated_context(
+    *,
+    idempotency_key: str,
+    attempt: int,
+    thread: str,
+    call: str,
+    deps: Any,
+    deadline_s: float,
+    heartbeat: Callable[[], None],
+    cancelled: Callable[[], bool],
+) -> ToolContext:
+    """A context for one attempt."""
+    return SimulatedContext(
+        idempotency_key=idempotency_key,
+        attempt=attempt,
+        thread=thread,
+        call=call,
+        deps=deps,
+        deadline_s=deadline_s,
+        heartbeat=heartbeat,
+        cancelled=cancelled(),
+    )
+
+
+def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine that awaits nothing which takes time."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value
+    coroutine.close()
+    raise RuntimeError(
+        "a simulated tool, step or model must not wait; pass a `perform` that runs an event loop"
+    )
+
+
+class Scenario(Struct, frozen=True, kw_only=True):
+    """
+    A program to be put through histories.
+
+    Args:
+        name: For reports.
+        program: What runs.
+        value: Its input.
+        models: Answers model calls; deterministic, never awaiting anything of an event loop.
+        reply: What people answer to a call that waits for a signal or an approval; None for nothing.
+        latency_us: Overrides of `LATENCY_US`, by kind or by name of a tool or step, microseconds.
+        faults: Which faults are tried; all that apply by default.
+        policy: Failures and time.
+        deps: Given to tools.
+        make_context: Makes tool contexts.
+        perform: Runs a tool's, step's or model's coroutine to its end.
+    """
+
+    name: str
+    program: Program
+    value: Any = None
+    models: ModelClient | None = None
+    reply: Callable[[OpenCall], Content | None] = lambda call: None
+    latency_us: Mapping[str, int] = {}
+    faults: frozenset[str] | None = None
+    policy: Policy = Policy()
+    deps: Any = None
+    make_context: MakeContext = simulated_context
+    perform: Callable[[Coroutine[Any, Any, Any]], Any] = run_to_end
+
+
+class _DatabaseClock(Sources):
+    """The clock by which leases expire."""
+
+    def __init__(self, world: Simulation) -> None:
+        self._world = world
+        self._ids = 0
+
+    def now_us(self) -> int:
+        return self._world.now_us + self._world.jump_us
+
+    def new_id(self) -> uuid.UUID:
+        self._ids += 1
+        return uuid.UUID(int=self._ids)
+
+
+class Simulation:
+    """
+    One history.
+
+    Args:
+        chooser: Decides what goes wrong.
+        trace: Whether to keep a timeline for people.
+        store: What holds the threads, made from the database's clock; a `MemoryStore` by default.
+
+    Attributes:
+        ledger: What was done outside, in order.
+        sent: All appends, in order.
+        granted: All leases, in order.
+        idle: All leaves of a run that waits.
+        flaws: What the engine itself did wrong in this history, in words.
+        marks: How often rare paths were taken.
+        timeline: (time in microseconds, worker, what), if traced.
+    """
+
+    def __init__(
+        self,
+        chooser: Chooser,
+        *,
+        trace: bool = False,
+        store: Callable[[Sources], Store] = MemoryStore,
+    ) -> None:
+        self.now_us = START_US
+        self.jump_us = 0
+        self.step = 0
+        self.chooser = chooser
+        self.store = store(_DatabaseClock(self))
+        self.ledger: list[Deed] = []
+        self.sent: list[Sent] = []
+        self.granted: list[Granted] = []
+        self.idle: list[Idle] = []
+        self.flaws: list[str] = []
+        self.marks: Counter[str] = Counter()
+        self.timeline: list[tuple[int, str, str]] | None = [] if trace else None
+        self.renewers: list[Callable[[], None]] = []
+        """Called when time has passed; each keeps one worker's lease alive."""
+        self.workers = 0
+        self._queue: list[tuple[int, int, Callable[[], None]]] = []
+        self._queued = 0
+
+    def run(self) -> None:
+        """Let everything happen that will."""
+        queue = self._queue
+        while queue:
+            self.step += 1
+            if self.step > STEPS_MAX:
+                self.flaws.append(f"no end after {STEPS_MAX} steps")
+                return
+            due, _, action = heapq.heappop(queue)
+            if due > self.now_us:
+                self.now_us = due
+                for renew in self.renewers:
+                    renew()
+            action()
+
+    def after(self, delay_us: int, action: Callable[[], None]) -> None:
+        """Have *action* happen, microseconds from now; what is due at one time happens in the order asked."""
+        self._queued += 1
+        heapq.heappush(self._queue, (self.now_us + delay_us, self._queued, action))
+
+    def note(self, who: str, what: str) -> None:
+        """Write a line of the timeline."""
+        if self.timeline is not None:
+            self.timeline.append((self.now_us - START_US, who, what))
+
+    def append_arrives(self, sent: Sent) -> AppendResult:
+        """One copy of an append reaches the store."""
+        result = self.store.append(sent.append)
+        sent.results.append(result)
+        self.marks[result.outcome.value] += 1
+        return result
+
+    def send(self, thread: str, key: str, content: Content) -> bool:
+        """Put a message into a thread's inbox; False if one of that key was there."""
+        kind, body = encode_message(content)
+        fresh = self.store.send(thread, key=key, kind=kind, body=body).fresh
+        if fresh:
+            self.note("outside", f"sends {kind} {key}")
+        return fresh

@@ -1,0 +1,538 @@
+"""
+What must hold of every history, checked against the ground truth.
+
+Shares no code with the engine where it can be helped: events are read with `json`, the chain is computed anew,
+and what a run did is told from the ledger. Each check is a function named after the promise; it yields what is wrong.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from refold.journal.envelope import Event
+from refold.replay import rebuild
+from refold.replay.simulated_thread import Lane
+from refold.replay.simulation import Deed, Simulation
+
+ALTERING = frozenset({"refuses", "fails", "raises", "cancel"})
+"""Faults after which a run rightly comes to another outcome."""
+
+ROBBERY = frozenset({"rival", "jump"})
+"""Faults after which a worker cannot know by its own clock that it no longer holds the thread."""
+
+_parsed: dict[bytes, dict[str, Any]] = {}
+_verified: set[bytes] = set()
+_replayed: set[tuple[str, bytes]] = set()
+_MEMORY = 400_000
+
+
+class History:
+    """One finished history of one thread, indexed for the checks."""
+
+    def __init__(
+        self,
+        world: Simulation,
+        lane: Lane,
+        faults: list[tuple[str, str]],
+        quiet: dict[str, Any] | None = None,
+    ) -> None:
+        self.quiet = quiet
+        self.world = world
+        self.lane = lane
+        self.kinds = {fault for _, fault in faults}
+        self.events = lane.events
+        self.bodies = [_parse(event) for event in self.events]
+        self.ledger = [deed for deed in world.ledger if deed.thread == lane.name]
+        self.sent = [sent for sent in world.sent if sent.append.thread == lane.name]
+        self.granted = [grant for grant in world.granted if grant.thread == lane.name]
+        self.finished = bool(self.bodies) and self.bodies[-1]["kind"] == "run_finished"
+        self.starts: dict[tuple[str, int], int] = {}
+        self.outcomes: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+        for seq, body in enumerate(self.bodies, 1):
+            kind = body["kind"]
+            if kind == "tool_started":
+                self.starts.setdefault((body["call"], body.get("attempt", 1)), seq)
+            elif _is_outcome(body):
+                self.outcomes.setdefault(body["call"], []).append((seq, body))
+
+
+def _parse(event: Event) -> dict[str, Any]:
+    parsed = _parsed.get(event.hash)
+    if parsed is None:
+        if len(_parsed) > _MEMORY:
+            _parsed.clear()
+        parsed = _parsed[event.hash] = json.loads(event.body)
+    return parsed
+
+
+def _is_outcome(body: dict[str, Any]) -> bool:
+    """Whether an event answers its call for good."""
+    match body["kind"]:
+        case "model_responded" | "tool_returned" | "step_recorded" | "step_failed":
+            return True
+        case "timer_fired" | "signal_received":
+            return True
+        case "tool_failed" | "model_failed":
+            return bool(body.get("final", True))
+        case "tool_resolved":
+            return body["outcome"] != "did_not_happen"
+        case "approval_given":
+            return not body["approved"]
+        case _:
+            return False
+
+
+# The log
+
+
+def log_is_dense(history: History) -> Iterator[str]:
+    """1. Seqs are 1 to head; the thread's row agrees."""
+    seqs = [event.seq for event in history.events]
+    if seqs != list(range(1, len(seqs) + 1)):
+        yield f"seqs are {seqs}"
+    info = history.world.store.info(history.lane.name)
+    if history.events and (info.head, info.head_hash) != (len(seqs), history.events[-1].hash):
+        yield f"the row says head {info.head}, the log ends at {len(seqs)}"
+
+
+def log_only_grows(history: History) -> Iterator[str]:
+    """2. What was acknowledged at a seq stays there: every later hash was made from it."""
+    for sent in history.sent:
+        if sent.answered is None or sent.answered.outcome.value not in ("appended", "duplicate"):
+            continue
+        last = sent.append.expected + len(sent.append.events)
+        if len(history.events) < last or history.events[last - 1].hash != sent.append.hashes[-1]:
+            yield f"the append after {sent.append.expected} was acknowledged, its hash is no longer at {last}"
+
+
+def chain_verifies(history: History) -> Iterator[str]:
+    """3. Each hash follows from the one before."""
+    previous = hashlib.sha256(b"refold log 1").digest()
+    for seq, event in enumerate(history.events, 1):
+        key = previous + event.hash
+        if key not in _verified:
+            kind = event.kind.encode()
+            content = previous + seq.to_bytes(8) + event.id.bytes + event.version.to_bytes(2)
+            content += len(kind).to_bytes(2) + kind + hashlib.sha256(event.body).digest()
+            if hashlib.sha256(content).digest() != event.hash:
+                yield f"the hash of seq {seq} does not follow from the one before"
+            if len(_verified) > _MEMORY:
+                _verified.clear()
+            _verified.add(key)
+        previous = event.hash
+
+
+def fences_never_fall(history: History) -> Iterator[str]:
+    """4. Along a thread fences only grow."""
+    fences = [event.fence for event in history.events]
+    if fences != sorted(fences):
+        yield f"fences are {fences}"
+
+
+def acknowledged_is_there(history: History) -> Iterator[str]:
+    """5. An append that was acknowledged is at its seqs with its bytes."""
+    for sent in history.sent:
+        if sent.answered is None or sent.answered.outcome.value not in ("appended", "duplicate"):
+            continue
+        for seq, new in enumerate(sent.append.events, sent.append.expected + 1):
+            if len(history.events) < seq or history.events[seq - 1].body != new.body:
+                yield f"{new.kind} was acknowledged at seq {seq} and is not there"
+
+
+def appends_are_atomic(history: History) -> Iterator[str]:
+    """6. Of an append all events are there or none; none if every copy of it was refused."""
+    ids = {event.id: event.seq for event in history.events}
+    if len(ids) != len(history.events):
+        yield "an event is in the log twice"
+    for sent in history.sent:
+        there = [new.id in ids for new in sent.append.events]
+        if any(there) and not all(there):
+            yield f"a part of the append after {sent.append.expected} is in the log"
+        outcomes = {result.outcome.value for result in sent.results}
+        if any(there) and not outcomes & {"appended", "duplicate"}:
+            yield f"the append after {sent.append.expected} was refused ({outcomes}) and is in the log"
+
+
+def no_stale_writer(history: History) -> Iterator[str]:
+    """7. An append invoked after a newer lease was granted is not admitted."""
+    for sent in history.sent:
+        newer = [g for g in history.granted if g.fence > sent.append.fence and g.step < sent.invoked]
+        if newer and any(result.outcome.value == "appended" for result in sent.results):
+            yield f"fence {sent.append.fence} wrote after fence {newer[0].fence} had been granted"
+
+
+def only_holder_never_conflicts(history: History) -> Iterator[str]:
+    """8. The only holder of a fence is never told that the head is another."""
+    holders: dict[int, set[str]] = {}
+    for grant in history.granted:
+        holders.setdefault(grant.fence, set()).add(grant.worker)
+    for sent in history.sent:
+        if len(holders.get(sent.append.fence, ())) < 2 and any(
+            result.outcome.value in ("conflict", "missing") for result in sent.results
+        ):
+            yield f"{sent.worker}, alone with fence {sent.append.fence}, met a conflict after {sent.append.expected}"
+
+
+# Effects
+
+
+def no_effect_before_its_start(history: History) -> Iterator[str]:
+    """9. A tool acts only when its start is durable, and only for the thread's holder."""
+    for deed in history.ledger:
+        if deed.kind == "tool":
+            start = history.starts.get((deed.call, deed.attempt))
+            if start is None or start > deed.head:
+                yield f"{_deed(deed)} acted before its start was durable"
+            if not deed.current and not history.kinds & ROBBERY:
+                yield f"{_deed(deed)} acted for {deed.worker}, which no longer held the thread"
+        elif deed.kind == "step" and deed.head < 1:
+            yield f"{_deed(deed)} acted before its run was durable"
+
+
+def no_effect_without_its_cause(history: History) -> Iterator[str]:
+    """9. What led to an effect is in the log: a finished run holds each call that acted, with its arguments."""
+    if not history.finished:
+        return
+    recorded = {
+        (body["call"], json.dumps(body["args"], sort_keys=True))
+        for body in history.bodies
+        if body["kind"] in ("tool_started", "step_recorded", "step_failed")
+    }
+    for deed in history.ledger:
+        if (
+            deed.kind != "model"
+            and (deed.call, json.dumps(json.loads(deed.args), sort_keys=True)) not in recorded
+        ):
+            yield f"{_deed(deed)} with {deed.args.decode()} acted, and the log knows no such call"
+
+
+def unsafe_tools_act_once(history: History) -> Iterator[str]:
+    """10. A tool that is not declared repeatable acts at most once for a call."""
+    acted: dict[str, int] = {}
+    for deed in history.ledger:
+        if deed.kind == "tool" and deed.happened and not deed.repeatable:
+            acted[deed.call] = acted.get(deed.call, 0) + 1
+    for call, times in acted.items():
+        if times > 1:
+            yield f"unsafe call {call} acted {times} times"
+
+
+def repeats_carry_one_key(history: History) -> Iterator[str]:
+    """10. Attempts of a call carry one idempotency key, and two calls never share one."""
+    keys: dict[str, str] = {}
+    for deed in history.ledger:
+        if deed.kind == "tool" and keys.setdefault(deed.call, deed.key) != deed.key:
+            yield f"{_deed(deed)} came with another key than the attempt before"
+    if len(set(keys.values())) != len(keys):
+        yield "two calls share a key"
+
+
+def results_tell_the_truth(history: History) -> Iterator[str]:
+    """11. A recorded result was had outside, with that value; what is said not to have happened did not."""
+    happened = {
+        (deed.call, deed.attempt): deed for deed in history.ledger if deed.kind == "tool" and deed.happened
+    }
+    for seq, body in enumerate(history.bodies, 1):
+        kind = body["kind"]
+        if kind not in ("tool_returned", "tool_resolved"):
+            continue
+        deed = happened.get((body["call"], body.get("attempt", 1)))
+        said = body.get("outcome", "returned")
+        if said == "returned" and (deed is None or deed.value != body.get("result")):
+            yield f"seq {seq} says that {body['call']} returned {body.get('result')}, the world says {deed}"
+        if said == "did_not_happen" and deed is not None:
+            yield f"seq {seq} says that {body['call']} attempt {body.get('attempt', 1)} did not happen, it did"
+
+
+def recorded_is_never_asked_again(history: History) -> Iterator[str]:
+    """12. What has a recorded outcome is not asked, called or stepped again."""
+    for deed in history.ledger:
+        if not deed.current and history.kinds & ROBBERY:
+            continue
+        for seq, body in history.outcomes.get(deed.call, ()):
+            if seq <= deed.head:
+                yield f"{_deed(deed)} acted though seq {seq} ({body['kind']}) had recorded its outcome"
+
+
+def calls_are_paired(history: History) -> Iterator[str]:
+    """11. By the log alone: attempts count up, one final outcome for each call, nothing after the end."""
+    attempts: dict[str, int] = {}
+    running: set[str] = set()
+    doubted: set[str] = set()
+    answered: set[str] = set()
+    ended = False
+    for seq, body in enumerate(history.bodies, 1):
+        kind, call = body["kind"], body.get("call", "")
+        if ended:
+            yield f"seq {seq} ({kind}) comes after the end of the run"
+        if kind == "run_resumed":
+            doubted |= running
+            running.clear()
+        elif kind == "tool_started":
+            if body.get("attempt", 1) != attempts.get(call, 0) + 1 or call in running or call in answered:
+                yield f"seq {seq} starts {call} out of turn"
+            if call in doubted and not _may_repeat(history, call):
+                yield f"seq {seq} starts {call} again while it is in doubt"
+            attempts[call] = body.get("attempt", 1)
+            running.add(call)
+        elif kind == "tool_in_doubt" or (kind == "tool_failed" and not body.get("final", True)):
+            running.discard(call)
+            if kind == "tool_in_doubt":
+                doubted.add(call)
+        elif kind == "tool_resolved" and body["outcome"] == "did_not_happen":
+            doubted.discard(call)
+            running.discard(call)
+        elif _is_outcome(body):
+            if call in answered:
+                yield f"seq {seq} ({kind}) answers {call} once more"
+            answered.add(call)
+            running.discard(call)
+            doubted.discard(call)
+        elif kind in ("run_finished", "run_failed", "run_cancelled"):
+            ended = True
+            if kind == "run_finished" and (running or doubted):
+                yield f"the run finished with {sorted(running | doubted)} open"
+
+
+def _may_repeat(history: History, call: str) -> bool:
+    return any(deed.call == call and deed.repeatable for deed in history.ledger) or not any(
+        deed.call == call for deed in history.ledger
+    )
+
+
+def _deed(deed: Deed) -> str:
+    return f"{deed.kind} {deed.name} ({deed.call}, attempt {deed.attempt})"
+
+
+# Replay
+
+
+def log_replays(history: History) -> Iterator[str]:
+    """13. The log replays strictly to its end, and so does each of its prefixes, to the same state each time."""
+    lane = history.lane
+    events = history.events
+    program = lane.scenario.program
+    key = (lane.scenario.name, events[-1].hash if events else b"")
+    if key in _replayed:
+        return
+    if len(_replayed) > _MEMORY:
+        _replayed.clear()
+    _replayed.add(key)
+    asked = len(history.world.ledger)
+    try:
+        rebuild.replay(program, lane.name, events)
+    except Exception as error:  # noqa: BLE001 - any refusal to replay is the finding
+        yield f"the log does not replay: {type(error).__name__}: {error}"
+        return
+    yield from _prefixes(history, key[0])
+    if len(history.world.ledger) != asked:
+        yield "a replay acted"
+
+
+def _prefixes(history: History, name: str) -> Iterator[str]:
+    events = history.events
+    for size in range(len(events) - 1, 0, -1):
+        key = (name, events[size - 1].hash)
+        if key in _replayed:
+            # This prefix, and so all shorter ones, were replayed in another history.
+            return
+        _replayed.add(key)
+        problem = _compare_folds(history, size)
+        if problem:
+            yield f"prefix {size}: {problem}"
+
+
+def _compare_folds(history: History, size: int) -> str | None:
+    """What the program's own fold and the program-less one say of a prefix must agree."""
+    thread = rebuild.load(history.lane.name, history.events[:size])
+    run = thread.status.current
+    if run is None:
+        return None
+    try:
+        interpreter = rebuild.interpret(history.lane.scenario.program, thread, run)
+    except Exception as error:  # noqa: BLE001 - any refusal to replay is the finding
+        return f"does not replay: {type(error).__name__}: {error}"
+    try:
+        if run.ended:
+            return None
+        said = {call.call: call.status for call in run.open.values()}
+        known = {
+            "started": "started",
+            "in doubt": "in doubt",
+            "waits for approval": "waits for approval",
+            "between attempts": "retries",
+            "waiting": "waits",
+        }
+        asked = {
+            call.id: known[call.phase.value]
+            for call in interpreter.pending.values()
+            if call.phase.value in known
+        }
+        told = {
+            call: "waits" if status in ("sleeps", "waits for a signal") else status
+            for call, status in said.items()
+        }
+        if told != asked:
+            return f"the status says {told}, the program {asked}"
+    finally:
+        interpreter.machine.close()
+    return None
+
+
+# The end
+
+
+def every_run_ends(history: History) -> Iterator[str]:
+    """19. When faults stop, the run comes to its end, and nobody holds the thread."""
+    if not history.lane.done:
+        yield "nobody looks after the thread any more, and its run has not ended"
+    if history.bodies and history.bodies[-1]["kind"] not in ("run_finished", "run_failed", "run_cancelled"):
+        yield f"the log ends with {history.bodies[-1]['kind']}"
+    info = history.world.store.info(history.lane.name)
+    if (
+        info.holder is not None
+        and (info.lease_remaining_s or 0) > 0
+        and not history.kinds & {"crash", "ghost"}
+    ):
+        yield "the lease is still held"
+
+
+def engine_raises_nothing(history: History) -> Iterator[str]:
+    """The engine itself comes to no error of its own."""
+    yield from history.world.flaws
+
+
+def nothing_is_left_behind(history: History) -> Iterator[str]:
+    """Who leaves a run that waits leaves no message that it waits for."""
+    for idle in history.world.idle:
+        if idle.thread != history.lane.name:
+            continue
+        bodies = history.bodies[: idle.head]
+        waits = {b["call"]: b["name"] for b in bodies if b["kind"] == "wait_started"}
+        for body in bodies:
+            if _is_outcome(body):
+                waits.pop(body["call"], None)
+        asks = {b["call"] for b in bodies if b["kind"] == "approval_requested"}
+        asks -= {b["call"] for b in bodies if b["kind"] == "approval_given"}
+        for message in idle.messages:
+            content = json.loads(message.body)
+            if message.kind == "signal" and content["name"] in waits.values():
+                yield f"{idle.worker} left signal {content['name']!r} behind"
+            if message.kind == "approval" and content["call"] in asks:
+                yield f"{idle.worker} left the approval of {content['call']} behind"
+
+
+def resuming_without_news_writes_nothing(history: History) -> Iterator[str]:
+    """A run that rests is not written to by those who only look at it."""
+    kinds = [b["kind"] for b in history.bodies]
+    for seq in range(2, len(kinds) - 1):
+        first, second, third = kinds[seq - 2 : seq + 1]
+        rests = ("run_released", "run_parked")
+        if first in rests and second == "run_resumed" and third in rests:
+            if (
+                history.bodies[seq].get("reason") == "interrupted"
+                or history.bodies[seq - 2].get("reason") == "interrupted"
+            ):
+                continue
+            yield f"seq {seq} and {seq + 1} ({second}, {third}) record nothing but a look"
+
+
+def messages_are_taken_once(history: History) -> Iterator[str]:
+    """A message enters the log at most once, in the append that took it."""
+    taken: dict[int, int] = {}
+    for sent in history.sent:
+        if any(result.outcome.value == "appended" for result in sent.results):
+            for message in sent.append.consumed:
+                taken[message] = taken.get(message, 0) + 1
+    for message, times in taken.items():
+        if times > 1:
+            yield f"message {message} was taken {times} times"
+    received: dict[str, int] = {}
+    for body in history.bodies:
+        if body["kind"] == "signal_received":
+            received[body["name"]] = received.get(body["name"], 0) + 1
+    sent_signals: dict[str, int] = {}
+    for message in history.world.store.inbox(history.lane.name, consumed=True):
+        if message.kind == "signal":
+            name = json.loads(message.body)["name"]
+            sent_signals[name] = sent_signals.get(name, 0) + 1
+    for name, times in received.items():
+        if times > sent_signals.get(name, 0):
+            yield f"signal {name!r} was sent {sent_signals.get(name, 0)} times and received {times} times"
+
+
+def outcome_is_that_of_the_quiet_run(history: History) -> Iterator[str]:
+    """Faults cost time, never meaning: the run ends as it would have ended undisturbed."""
+    quiet = history.quiet
+    if quiet is None or history.kinds & ALTERING:
+        return
+    told = meaning(history.bodies)
+    if told != quiet:
+        differing = [key for key in {*told, *quiet} if told.get(key) != quiet.get(key)]
+        yield "; ".join(
+            f"{key}: {told.get(key)} instead of {quiet.get(key)}" for key in sorted(differing)[:3]
+        )
+
+
+def meaning(bodies: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a log says, without attempts, tenures, times and the order of what ran side by side."""
+    told: dict[str, Any] = {}
+    for body in bodies:
+        match body["kind"]:
+            case "tool_started":
+                told[f"{body['call']} asked"] = [body["tool"], body["args"]]
+            case "tool_returned":
+                told[f"{body['call']} got"] = body["result"]
+            case "tool_resolved" if body["outcome"] == "returned":
+                told[f"{body['call']} got"] = body.get("result")
+            case "tool_failed" if body.get("final", True):
+                told[f"{body['call']} got"] = body["error"]
+            case "model_responded":
+                told[f"{body['call']} got"] = [body["fingerprint"], body["response"]]
+            case "step_recorded":
+                told[f"{body['call']} got"] = [body["name"], body["args"], body["result"]]
+            case "signal_received":
+                told[f"{body['call']} got"] = body["value"]
+            case "timer_fired":
+                told[f"{body['call']} got"] = "time"
+            case "run_finished":
+                told["output"] = body["output"]
+            case "run_failed":
+                told["failed"] = body["error"]
+            case "run_cancelled":
+                told["cancelled"] = True
+    return told
+
+
+ORACLES = (
+    engine_raises_nothing,
+    log_is_dense,
+    log_only_grows,
+    chain_verifies,
+    fences_never_fall,
+    acknowledged_is_there,
+    appends_are_atomic,
+    no_stale_writer,
+    only_holder_never_conflicts,
+    no_effect_before_its_start,
+    no_effect_without_its_cause,
+    unsafe_tools_act_once,
+    repeats_carry_one_key,
+    results_tell_the_truth,
+    recorded_is_never_asked_again,
+    calls_are_paired,
+    log_replays,
+    every_run_ends,
+    nothing_is_left_behind,
+    resuming_without_news_writes_nothing,
+    messages_are_taken_once,
+    outcome_is_that_of_the_quiet_run,
+)
+
+
+def violations(history: History) -> list[tuple[str, str]]:
+    """(promise, what is wrong), for all that is wrong with a history."""
+    return [(oracle.__name__, wrong) for oracle in ORACLES for wrong in oracle(history)]
