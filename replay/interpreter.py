@@ -63,6 +63,8 @@ class Interpreter:
         self.digest = program.digest
         self.tenures = 0
         self.ended: ev.EventBody | None = None
+        self.last: ev.EventBody | None = None
+        """The event applied last."""
         self.cancelling = False
         self.new_patches: list[str] = []
         self._leaving = False
@@ -98,6 +100,7 @@ class Interpreter:
         self.seq = seq
         if self.ended is not None:
             self._diverge(body, "nothing: its run has ended")
+        self.last = body
         handler = _HANDLERS.get(type(body))
         if handler is None:
             return []
@@ -230,6 +233,8 @@ class Interpreter:
             recorded=f"{ev.kind_of(body)} at {body.call} for request {body.fingerprint}",
             asked=f"another request there, {request.fingerprint} ({request.size} messages)",
             shape=False,
+            body=body,
+            command=command,
         )
 
     def _step_recorded(self, body: ev.StepRecorded) -> list[Call]:
@@ -420,7 +425,15 @@ class Interpreter:
         return "; ".join(f"{c.describe()} at {c.id}" for c in self.pending.values()) or "nothing"
 
     def _diverge(self, body: ev.EventBody, asked: str) -> NoReturn:
-        raise Divergence(thread=self.thread, seq=self.seq, recorded=describe_body(body), asked=asked)
+        call = self.named(getattr(body, "call", ""))
+        raise Divergence(
+            thread=self.thread,
+            seq=self.seq,
+            recorded=describe_body(body),
+            asked=asked,
+            body=body,
+            command=call.command if call else None,
+        )
 
 
 def describe_body(body: ev.EventBody) -> str:

@@ -54,12 +54,26 @@ def has_news(
     """Whether going on with a run can move anything; if not, nothing is to be written."""
     if interpreter.machine.done is not None or interpreter.cancelling or interpreter.new_patches:
         return True
+    if not _rests(interpreter, holds, now):
+        return True
     if any(_ready(call, now, holds) for call in interpreter.pending.values()):
         return True
     return any((found := match(m, interpreter, at=now)) and found.event is not None for m in messages)
 
 
-def soonest(interpreter: Interpreter, holds: dict[str, int]) -> int | None:
+def _rests(interpreter: Interpreter, holds: dict[str, int], now: int) -> bool:
+    """Whether the log says that the run waits or is parked, and that is still all there is to say."""
+    match interpreter.last:
+        case ev.RunParked():
+            return not interpreter.last.poisoned
+        case ev.RunReleased(reason="waiting"):
+            calls = interpreter.pending.values()
+            return not any(c.phase is Phase.DOUBT and holds.get(c.path, 0) <= now for c in calls)
+        case _:
+            return False
+
+
+def soonest(interpreter: Interpreter, holds: dict[str, int], *, now: int) -> int | None:
     """When a clock will next move the run, microseconds since the epoch; None if none will."""
     times: list[int] = []
     for call in interpreter.pending.values():
@@ -67,7 +81,7 @@ def soonest(interpreter: Interpreter, holds: dict[str, int]) -> int | None:
             times.append(call.due)
         elif call.phase is Phase.BACKOFF and call.retry_at is not None:
             times.append(call.retry_at)
-        elif call.phase is Phase.DOUBT and call.path in holds:
+        elif call.phase is Phase.DOUBT and holds.get(call.path, 0) > now:
             times.append(holds[call.path])
     return min(times, default=None)
 

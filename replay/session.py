@@ -11,15 +11,18 @@ The write-ahead rule lives here: an effect is performed only when the events tha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Literal
 
 from msgspec import Struct
 
+from ..journal import codec
+from ..journal.envelope import NewEvent
 from ..journal.errors import RefoldError
 from ..journal.store import Message
 from . import events as ev
 from .commands import Call, ModelCall, Phase, StepCall, ToolCall
-from .errors import ForeignAwait
+from .errors import ForeignAwait, ToolError
 from .host import Host
 from .inbox import INPUT
 from .interpreter import Interpreter
@@ -75,6 +78,9 @@ class Session:
         self._gated: list[tuple[int, Call]] = []
         self._performing: dict[str, int] = {}
         self._messages: list[Message] = []
+        self._alone: str | None = None
+        """Path of the transactional tool that runs: nothing is written beside it, inputs wait for it."""
+        self._deferred: list[Callable[[], object]] = []
         self._refused: list[Call] = []
         self._unmatched = False
         """Something has begun to wait since the messages at hand were last looked through."""
@@ -172,10 +178,14 @@ class Session:
 
     def completed(self, path: str, attempt: int, completion: Completion) -> bool:
         """An effect is over; False if nobody waits for this attempt any more and nothing was recorded."""
+        if self._alone not in (None, path):
+            self._deferred.append(partial(self.completed, path, attempt, completion))
+            return True
         call = self.interpreter.pending.get(path)
         if self.error is not None or call is None or self._performing.get(path) != attempt:
             return False
         del self._performing[path]
+        self._alone = None
         if self._halted is not None:
             self._record_unstepped(call, completion)
         else:
@@ -184,8 +194,45 @@ class Session:
         self._go_on()
         return True
 
+    def event_of(self, call: Call) -> Callable[[Completion], NewEvent]:
+        """
+        For a transactional tool: makes the event of its result.
+
+        Raises (when called):
+            ToolError: The result cannot be recorded; its transaction is to be rolled back.
+        """
+
+        def make(completion: Completion) -> NewEvent:
+            body = outcome(call, completion, at=self._at(), policy=self._policy)
+            if not isinstance(body, ev.ToolReturned):
+                raise ToolError(body.error.message, error_type=body.error.type)  # type: ignore[union-attr]
+            kind = ev.kind_of(body)
+            return NewEvent(self._host.new_id(), kind, ev.VERSIONS[kind], ev.encode_body(body))
+
+        return make
+
+    def committed(self, path: str, attempt: int, body: ev.EventBody) -> None:
+        """A transactional tool is over, and *body* that records it is in the log already."""
+        assert self._performing.get(path) == attempt
+        del self._performing[path]
+        self._alone = None
+        if self.error is not None:
+            return
+        try:
+            calls = self.interpreter.apply(self._outbox.head + 1, body)
+        except RefoldError as error:
+            self._adopt(body)
+            self._halt(error)
+        else:
+            self._adopt(body)
+            self._follow(calls)
+        self._go_on()
+
     def reconciled(self, path: str, attempt: int, verdict: Reconciled) -> None:
         """The outside world has said what it knows of an attempt in doubt."""
+        if self._alone is not None:
+            self._deferred.append(partial(self.reconciled, path, attempt, verdict))
+            return
         call = self.interpreter.pending.get(path)
         if self.error is not None or call is None or self._performing.get(path) != attempt:
             return
@@ -200,12 +247,17 @@ class Session:
     def deliver(self, messages: Sequence[Message]) -> None:
         """Messages have arrived in the inbox."""
         self._remember(messages)
-        if self._halted is None and self.error is None and self.end is None:
+        if self._alone is not None:
+            self._unmatched = True
+        elif self._halted is None and self.error is None and self.end is None:
             self._match_messages()
             self._go_on()
 
     def alarm(self) -> None:
         """The wall clock has reached an alarm, or may have."""
+        if self._alone is not None:
+            self._deferred.append(self.alarm)
+            return
         if self._halted is not None or self.error is not None or self.end is not None:
             return
         now = self._at()
@@ -226,6 +278,9 @@ class Session:
 
     def stop(self, reason: str, *, grace_s: float = 0.0) -> None:
         """Leave in good order: begin nothing, give what runs *grace_s*, record it, then release."""
+        if self._alone is not None:
+            self._deferred.append(partial(self.stop, reason, grace_s=grace_s))
+            return
         if self._stopping is not None or self.end is not None or self.error is not None:
             return
         self._stopping = reason
@@ -281,12 +336,20 @@ class Session:
         self._open_gates()
 
     def _open_gates(self) -> None:
-        if self._idle_by_order():
+        """Perform what waited for its events to be durable; a transactional tool waits for all of them."""
+        if self._idle_by_order() or self._alone is not None:
             return
-        ready = [call for seq, call in self._gated if seq <= self._outbox.durable]
-        if ready:
-            self._gated = [(seq, call) for seq, call in self._gated if seq > self._outbox.durable]
-            for call in ready:
+        gated, self._gated = self._gated, []
+        for position, (seq, call) in enumerate(gated):
+            transactional = isinstance(call.command, ToolCall) and call.command.tool.transactional
+            if transactional and self._outbox.empty:
+                self._alone = call.path
+                self._gated += gated[position + 1 :]
+                self._host.transact(call, self._performing[call.path])
+                return
+            if transactional or seq > self._outbox.durable:
+                self._gated.append((seq, call))
+            else:
                 self._host.perform(call, self._performing[call.path])
 
     def _drop_gated(self) -> None:
@@ -320,7 +383,7 @@ class Session:
     def _refuse(self, call: Call) -> None:
         if self._idle_by_order() or not isinstance(call.command, ToolCall):
             return
-        error = ev.Failure("BadCall", call.command.refused or "")
+        error = ev.Failure("BadCall", codec.clean_text(call.command.refused or ""))
         self._emit(
             ev.ToolFailed(at=self._outbox.last_at, call=call.id, error=error, effect="none", attempt=0)
         )
@@ -412,6 +475,10 @@ class Session:
             self._halt(error)
             return
         self._put(decoded, data, consumed)
+        self._follow(calls)
+
+    def _follow(self, calls: list[Call]) -> None:
+        """Begin what the event just applied implies."""
         for patch in self._new_patches():
             self._emit(ev.Patched(at=self._outbox.last_at, run=self.interpreter.run_id, id=patch))
         for call in calls:
@@ -421,6 +488,11 @@ class Session:
 
     def _put(self, body: ev.EventBody, data: bytes | None = None, consumed: int | None = None) -> None:
         self._outbox.put(body, data, consumed)
+        if self.observe is not None:
+            self.observe(self._outbox.head, body)
+
+    def _adopt(self, body: ev.EventBody) -> None:
+        self._outbox.adopt(body)
         if self.observe is not None:
             self.observe(self._outbox.head, body)
 
@@ -451,8 +523,11 @@ class Session:
     # Ending
 
     def _go_on(self) -> None:
-        if self.end is not None or self.error is not None:
+        if self.end is not None or self.error is not None or self._alone is not None:
             return
+        deferred, self._deferred = self._deferred, []
+        for step in deferred:
+            step()
         while self._unmatched or self._refused:
             refused, self._refused = self._refused, []
             for call in refused:
@@ -489,7 +564,7 @@ class Session:
         if isinstance(self._outbox.last, ev.RunReleased | ev.RunParked):
             self._leave()
             return
-        due = soonest(self.interpreter, self.holds)
+        due = soonest(self.interpreter, self.holds, now=self._at())
         if due is not None and due <= self._at() + round(self._policy.hold_wait_s * 1e6):
             self._host.alarm(due)
             return
@@ -505,7 +580,7 @@ class Session:
         if self._doubts() or isinstance(self._outbox.last, ev.RunParked):
             self.end = End(status="parked")
         else:
-            self.end = End(status="waiting", wake_at=soonest(self.interpreter, self.holds))
+            self.end = End(status="waiting", wake_at=soonest(self.interpreter, self.holds, now=self._at()))
 
     def _doubts(self) -> list[Call]:
         """Calls that only somebody outside can settle."""

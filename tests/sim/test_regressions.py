@@ -1,0 +1,32 @@
+"""Histories that once broke a promise: scenario, faults, and what went wrong then."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+from refold.replay.odometer import Placed
+from sim import scenarios
+from sim.explore import Found, play, screen
+
+HISTORIES = [
+    # A worker that died inside the only open call left a doubt the log did not tell; whoever came next wrote
+    # nothing, and the run was neither running nor parked.
+    ("ERRAND", {"w1.outcome 5": "crash"}),
+    # The same for a wait: durable, but the release after it was not.
+    ("ERRAND", {"w1.append#8": "rival"}),
+    # Interrupted while it slept: every later resume called the run released and left.
+    ("ERRAND", {"w1.append#3": "interrupt"}),
+    # Robbed in the middle of a call that only a person can settle: the hold was over, and the alarm for it
+    # was set again and again.
+    ("ERRAND", {"w1.append#3": "crash"}),
+]
+
+
+@pytest.mark.parametrize("name, faults", HISTORIES, ids=[f"{n}-{i}" for i, (n, _) in enumerate(HISTORIES)])
+def test_a_history_that_once_broke_a_promise_keeps_them_all(name, faults):
+    scenario = getattr(scenarios, name)
+    chooser = Placed(faults)
+    _, broken = play(structs.replace(scenario), chooser)
+
+    assert not broken, screen(scenario, Found(name, list(faults.items()), broken))
+    assert not chooser.unused, f"these places are no longer reached: {chooser.unused}"
