@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,8 @@ _SOCKET = ".s.PGSQL.5432"
 # sun_path holds 108 bytes on Linux and 104 on macOS, the closing NUL included.
 _SOCKET_BYTES_MAX = 103
 _START_S = 60
+_ATTACH_TRIES = 50
+_ATTACH_PAUSE_S = 0.1
 
 _SETTINGS = """
 # refold: a server for one user's programs, reached through a socket that only that user can open.
@@ -146,17 +149,24 @@ class _Server:
         self._forget_a_recycled_pid()
         self.log.touch(mode=0o600)
         self._own(self.log)
-        self._call(
-            [
-                str(binaries / "pg_ctl"),
-                "start",
-                "--wait",
-                f"--timeout={_START_S}",
-                f"--pgdata={self.data}",
-                f"--log={self.log}",
-                f"--options=-k {_quoted(str(self.run))}",
-            ]
-        )
+        command = [
+            str(binaries / "pg_ctl"),
+            "start",
+            "--wait",
+            f"--timeout={_START_S}",
+            f"--pgdata={self.data}",
+            f"--log={self.log}",
+            f"--options=-k {_quoted(str(self.run))}",
+        ]
+        try:
+            self._call(command)
+        except StoreUnavailable:
+            # A starter that was killed halfway lost its lock, and its server may be on the way up all the same.
+            for _ in range(_ATTACH_TRIES):
+                if self.answers():
+                    return
+                time.sleep(_ATTACH_PAUSE_S)
+            raise
 
     def stop(self, mode: str) -> bool:
         if not (self.data / "postmaster.pid").exists():

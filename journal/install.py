@@ -17,7 +17,8 @@ _LOCK = int.from_bytes(b"refold", "big")
 _SERVER = """
 select current_setting('server_version_num')::int4, current_setting('server_version'),
        current_setting('fsync'), current_setting('synchronous_commit'), current_setting('server_encoding'),
-       current_setting('default_transaction_isolation'), current_database()::text, current_user::text
+       current_setting('default_transaction_isolation'), current_database()::text, current_user::text,
+       pg_backend_pid()
 """
 
 _CATALOG = """
@@ -51,6 +52,7 @@ class Server(Struct, frozen=True):
     isolation: str
     database: str
     role: str
+    backend_pid: int
 
 
 class _Catalog(Struct, frozen=True):

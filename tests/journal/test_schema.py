@@ -242,7 +242,7 @@ def test_a_newer_schema_is_refused(pg_dsn: str) -> None:
 def test_an_old_server_is_refused() -> None:
     class Answer:
         def fetchone(self) -> tuple[object, ...]:
-            return (130011, "13.11", "on", "on", "UTF8", "read committed", "db", "me")
+            return (130011, "13.11", "on", "on", "UTF8", "read committed", "db", "me", 1)
 
     class OldServer:
         def execute(self, query: str) -> Answer:
