@@ -249,17 +249,20 @@ def replay(settings: Settings, thread: str, agent: str) -> None:
 
 @command("threads", "threads --attention", "threads --state failed --limit 20 --after order-17")
 @click.option("--attention", is_flag=True, help="Only what needs somebody: why, and what to do.")
-@click.option("--state", "states", multiple=True, type=click.Choice(list(ThreadState)), help="Only these.")
+@click.option(
+    "--state", "states", multiple=True, type=click.Choice([s.value for s in ThreadState]), help="Only these."
+)
 @click.option("--limit", type=click.IntRange(1, 10_000), default=THREADS_SHOWN, show_default=True)
 @click.option("--after", metavar="THREAD", help="Go on after this thread, the last of the page before.")
 def threads(
-    settings: Settings, attention: bool, states: Sequence[ThreadState], limit: int, after: str | None
+    settings: Settings, attention: bool, states: Sequence[str], limit: int, after: str | None
 ) -> None:
     """List threads, newest first."""
     from .replay.attention import read_page
 
     with settings.journal() as journal:
-        page = read_page(journal, after=after, limit=limit, states=states, attention=attention)
+        wanted = [ThreadState(name) for name in states]
+        page = read_page(journal, after=after, limit=limit, states=wanted, attention=attention)
     if attention or settings.json:
         for seen in page:
             put(settings, seen)

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from refold.cli import cli
 from refold.journal.journal import Journal
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parent.parent
 COMMAND = [sys.executable, "-P", "-c", "from refold.cli import main; main()"]
 
 
@@ -23,7 +23,6 @@ COMMAND = [sys.executable, "-P", "-c", "from refold.cli import main; main()"]
 def refold(pg_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refold:
     """Run a command in this process, in an empty folder with `bots` to be imported."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(HERE))
     monkeypatch.setenv("REFOLD_DSN", pg_dsn)
 
     def run(*args: str, input: str | None = None) -> Result:
@@ -33,14 +32,12 @@ def refold(pg_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refo
 
 
 @pytest.fixture
-def process(
-    pg_dsn: str, tmp_path: Path
-) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def process(pg_dsn: str, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Start a command in a process of its own, in the same folder."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*args: str, **options: Any) -> subprocess.Popen[str]:
-        environment = {**os.environ, "REFOLD_DSN": pg_dsn, "PYTHONPATH": str(HERE)}
+        environment = {**os.environ, "REFOLD_DSN": pg_dsn, "PYTHONPATH": str(TESTS)}
         made = subprocess.Popen(
             [*COMMAND, *args],
             cwd=tmp_path,

@@ -26,7 +26,8 @@ def refused(result: Result, code: int, *words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "dsn", ["not a dsn", "postgresql://user:pa@ss@host/db", "host='unclosed", "http://example.org/", "port=many"]
+    "dsn",
+    ["not a dsn", "postgresql://user:pa@ss@host/db", "host='unclosed", "http://example.org/", "port=many"],
 )
 def test_a_malformed_connection_string_is_wrong_use_and_is_not_repeated(dsn: str) -> None:
     result = CliRunner().invoke(cli, ["threads", "--dsn", dsn])
@@ -87,7 +88,8 @@ def test_an_unknown_thread_is_wrong_use(refold: Refold, journal: Journal, comman
 
 @pytest.mark.parametrize("thread", ["", LONG, "ü" * 101, "a\0b", "half \ud800"])
 @pytest.mark.parametrize(
-    "command", [["show"], ["state"], ["run", "bots:agent", "hi", "--thread"], ["cancel"], ["threads", "--after"]]
+    "command",
+    [["show"], ["state"], ["run", "bots:agent", "hi", "--thread"], ["cancel"], ["threads", "--after"]],
 )
 def test_a_thread_id_that_cannot_be_one_is_wrong_use(
     refold: Refold, journal: Journal, command: list[str], thread: str
@@ -115,7 +117,12 @@ def test_a_thread_id_that_cannot_be_one_is_wrong_use(
     ],
 )
 @pytest.mark.parametrize(
-    "command", [["run", "AGENT", "hi", "--thread", "t"], ["resume", "t", "--agent", "AGENT"], ["replay", "t", "--agent", "AGENT"]]
+    "command",
+    [
+        ["run", "AGENT", "hi", "--thread", "t"],
+        ["resume", "t", "--agent", "AGENT"],
+        ["replay", "t", "--agent", "AGENT"],
+    ],
 )
 def test_an_agent_that_cannot_be_had_is_wrong_use(
     refold: Refold, journal: Journal, tmp_path: Path, command: list[str], name: str, words: str
@@ -147,7 +154,10 @@ def test_debug_shows_the_traceback_of_an_import_that_fails(refold: Refold, tmp_p
     [
         (["resolve", "t", "r1/2"], "say one of three"),
         (["resolve", "t", "r1/2", "--did-not-happen", "--failed", "x"], "say one of three"),
-        (["resolve", "t", "r1/2", "--result", "1", "--effect", "none"], "an effect is said of a call that failed"),
+        (
+            ["resolve", "t", "r1/2", "--result", "1", "--effect", "none"],
+            "an effect is said of a call that failed",
+        ),
         (["resolve", "t", "r1/2", "--result", "yes"], '''a text goes in quotes: '"yes"''' + "'"),
         (["resolve", "t", "r1/2", "--result", "NaN"], "is no JSON"),
         (["send", "t"], "say one of"),
@@ -173,7 +183,8 @@ def test_arguments_that_make_no_sense_are_wrong_use(
 
 
 @pytest.mark.parametrize(
-    "command", [["show"], ["threads", "--state", "sleepy"], ["threads", "--limit", "0"], ["run"], ["nonsense"]]
+    "command",
+    [["show"], ["threads", "--state", "sleepy"], ["threads", "--limit", "0"], ["run"], ["nonsense"]],
 )
 def test_arguments_that_cannot_be_read_are_wrong_use(refold: Refold, command: list[str]) -> None:
     result = refold(*command)

@@ -43,7 +43,9 @@ def test_help_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True)
 
-    assert not {"litellm", "redis", "psycopg", "psycopg_pool", "hypothesis", "pydantic"} & set(done.stdout.split())
+    assert not {"litellm", "redis", "psycopg", "psycopg_pool", "hypothesis", "pydantic"} & set(
+        done.stdout.split()
+    )
 
 
 def test_the_version_is_told() -> None:

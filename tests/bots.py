@@ -51,7 +51,9 @@ agent = Agent("bot", model=ScriptedModel([call("refund", order="17"), say("It is
 changed = Agent("bot", model=ScriptedModel([call("refund", order="18"), say("It is\ndone.")]), tools=[refund])
 careful = Agent(
     "careful",
-    model=ScriptedModel([[call("delete_db", name="main"), call("send_mail", to="kim")], say("All answered.")]),
+    model=ScriptedModel(
+        [[call("delete_db", name="main"), call("send_mail", to="kim")], say("All answered.")]
+    ),
     tools=[delete_db, send_mail],
 )
 attacked = Agent("attacked", model=ScriptedModel([call("hostile"), say(HOSTILE)]), tools=[hostile])
