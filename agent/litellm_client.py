@@ -108,6 +108,10 @@ async def _ask(parameters: dict[str, Any], scrub: Scrubber) -> ModelReply:
         raise ModelError(f"no answer within {timeout_s:g} s", kind="timeout", error_type="Timeout") from None
     except Exception as error:  # noqa: BLE001 - whatever litellm raises is the outcome of this call
         raise read_failure(error, scrub) from None
+    finally:
+        # Exit handlers run last in, first out, and litellm adds its own as it goes: ours must close connections first.
+        atexit.unregister(_loop.close)
+        atexit.register(_loop.close)
     dump = getattr(response, "model_dump", None)
     if dump is None:
         raise malformed(f"litellm gave {type(response).__name__}")
@@ -137,8 +141,6 @@ def load_litellm() -> Any:
         if error.name != "litellm":
             raise
         raise MissingExtra("models", "calling a model by name") from None
-    # Exit handlers run last in, first out: ours closes the connections before litellm's own reaches for them.
-    atexit.register(_loop.close)
     litellm.telemetry = False
     litellm.suppress_debug_info = True
     return litellm

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import inspect
@@ -89,10 +90,9 @@ async def _in_thread(function: Callable[..., Any], kwargs: Mapping[str, Any], na
             outcome = _Outcome(context.run(function, **kwargs))
         except BaseException as error:  # noqa: BLE001 - see _guarded
             outcome = _Outcome(error=error)
-        try:
+        # The loop may be closed by now: then nobody waits for this outcome any more.
+        with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(deliver, outcome)
-        except RuntimeError:
-            pass  # The loop was closed meanwhile: nobody waits for this outcome any more.
 
     try:
         threading.Thread(target=work, name=f"refold tool {name}", daemon=True).start()

@@ -54,6 +54,21 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
+class _Listener(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.errors: list[BaseException] = []
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        error = sys.exc_info()[1]
+        # A client that was killed or gave up is no fault of ours.
+        if error is not None and not isinstance(error, ConnectionError):
+            self.errors.append(error)
+
+
 class OpenAIServer:
     """
     The server in this process, for use in a `with` block.
@@ -69,9 +84,7 @@ class OpenAIServer:
         self.headers: list[dict[str, str]] = []
         self._log = log
         self._lock = threading.Lock()
-        self._http = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
-        self._http.daemon_threads = True
-        self._http.block_on_close = False
+        self._http = _Listener(("127.0.0.1", port), _handler(self))
         self.base_url = f"http://127.0.0.1:{self._http.server_address[1]}/v1"
         self._thread = threading.Thread(
             target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
@@ -85,6 +98,8 @@ class OpenAIServer:
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
+        if self._http.errors:
+            raise AssertionError("the test's own server failed") from self._http.errors[0]
 
     def take(self, body: dict[str, Any], headers: dict[str, str]) -> Reply:
         """Record a request and choose its reply."""
@@ -179,16 +194,14 @@ def _handler(server: OpenAIServer) -> type[BaseHTTPRequestHandler]:
                 **reply.get("headers", {}),
             }
             data = (reply["raw"] if "raw" in reply else json.dumps(build(reply, body))).encode()
-            try:
-                self.send_response(reply.get("status", 200))
-                for name, value in headers.items():
-                    self.send_header(name, value)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data[: reply.get("cut", len(data))])
-                self.close_connection = "cut" in reply
-            except ConnectionError:
-                pass  # The client was killed or gave up.
+            self.send_response_only(reply.get("status", 200))
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data[: reply.get("cut", len(data))])
+            if "cut" in reply:
+                self.close_connection = True
 
         def log_message(self, *args: Any) -> None:
             pass
