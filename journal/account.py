@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import pwd
 import stat
 import struct
 from pathlib import Path
@@ -40,6 +39,8 @@ def server_account(data: Path) -> Account | None:
     """
     if os.geteuid() != 0:
         return None
+    import pwd  # not on Windows, where this module must still be importable
+
     if data.exists() and (owner := data.stat().st_uid) != 0:
         try:
             entry = pwd.getpwuid(owner)

@@ -110,34 +110,26 @@ class Writer:
             if self._lanes:
                 self._changed.notify_all()
             else:
-                atexit.register(self._flush_at_exit)
+                atexit.register(self.close)
                 self._open_lane(alone=False)
-
-    @property
-    def pending(self) -> int:
-        """How many appends have no outcome yet, at most."""
-        with self._changed:
-            return len(self._queue) + self._busy
 
     def close(self) -> None:
         """Take no more appends, see those already taken through, stop the thread."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+            held = (len(self._queue) + self._busy) if self._outage else 0
+        if held:
+            _log.warning("closing waits for %d appends that the store has not taken yet", held)
         # The second lane is opened by the first, so it is looked for when the first has ended.
         for alone in (False, True):
             lane = self._lanes.get(alone)
             if lane is not None and lane is not threading.current_thread():
                 lane.join()
-        atexit.unregister(self._flush_at_exit)
-
-    def _flush_at_exit(self) -> None:
-        if pending := self.pending:
-            _log.warning("waiting for %d appends to be recorded before the process ends", pending)
-        self.close()
+        atexit.unregister(self.close)
 
     def _open_lane(self, *, alone: bool) -> None:
-        # A daemon with an exit handler: joined at exit without a word, an outage would look like a hang.
+        # A daemon with an exit handler: joined without a word, an outage at exit would look like a hang.
         lane = threading.Thread(target=self._run, args=(alone,), name="refold-writer", daemon=True)
         self._lanes[alone] = lane
         lane.start()
