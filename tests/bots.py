@@ -87,3 +87,13 @@ async def failing(run: Run, text: str) -> Any:
 
 
 number = 3
+
+
+@tool
+def wait_here() -> str:
+    """Say that it has begun, then wait to be let go."""
+    Path("begun").write_text("begun")
+    return Path("go").read_text()
+
+
+slow = Agent("slow", model=ScriptedModel([call("wait_here"), say("Done slowly.")]), tools=[wait_here])

@@ -38,7 +38,7 @@ def in_doubt(scribe: Scribe) -> str:
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    "options, expected",
     [
         (["--result", '{"b":1,"a":"ü"}'], {"outcome": "returned", "result": {"a": "ü", "b": 1}}),
         (["--result", "null"], {"outcome": "returned", "result": None}),
@@ -81,7 +81,7 @@ def test_the_same_resolution_again_is_fine_and_another_one_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("call", "options", "words"),
+    "call, options, words",
     [
         (CALL, ["--attempt", "1"], "is in doubt in attempt 2, not 1"),
         (CALL, ["--attempt", "3"], "is in doubt in attempt 2, not 3"),

@@ -99,7 +99,7 @@ def test_a_thread_id_that_cannot_be_one_is_wrong_use(
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    "name, words",
     [
         ("nothing", "module:attribute"),
         (":agent", "module:attribute"),
@@ -150,7 +150,7 @@ def test_debug_shows_the_traceback_of_an_import_that_fails(refold: Refold, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("command", "words"),
+    "command, words",
     [
         (["resolve", "t", "r1/2"], "say one of three"),
         (["resolve", "t", "r1/2", "--did-not-happen", "--failed", "x"], "say one of three"),

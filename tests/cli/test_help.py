@@ -9,7 +9,22 @@ import pytest
 from click.testing import CliRunner
 from refold.cli import cli
 
-COMMANDS = "demo init doctor run resume replay threads show state resolve approve deny send cancel".split()
+COMMANDS = [
+    "demo",
+    "init",
+    "doctor",
+    "run",
+    "resume",
+    "replay",
+    "threads",
+    "show",
+    "state",
+    "resolve",
+    "approve",
+    "deny",
+    "send",
+    "cancel",
+]
 
 
 def test_the_commands_are_these_in_this_order() -> None:

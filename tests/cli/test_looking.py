@@ -45,7 +45,7 @@ def test_events_of_one_moment_are_shown_in_the_order_of_their_seq(refold: Refold
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    "options, expected",
     [
         ([], range(103, 303)),
         (["--last", "3"], range(300, 303)),
