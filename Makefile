@@ -2,7 +2,7 @@
 #   make demo                    the demonstration; MODEL=name runs it with a live model
 #   make test lint types         the gate of every change; ARGS='-k lease -x' goes to pytest
 #   make wheel-test              the built distribution in an empty environment
-#   make fuzz                    the property tests, long and random
+#   make fuzz                    the property tests and the crash-fuzz levels, long and random; results in tests/out
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c

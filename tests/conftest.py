@@ -17,6 +17,17 @@ from refold.journal.postgres import set_up
 _TEMPLATE = "refold_template"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("refold")
+    group.addoption("--long", action="store_true", help="run the fuzz levels in their long form")
+
+
+@pytest.fixture
+def long(request: pytest.FixtureRequest) -> bool:
+    """Whether a fuzz level is to take its time (`make fuzz`)."""
+    return bool(request.config.getoption("--long"))
+
+
 class PostgresServer:
     """A real server of the test session's own, reached through a socket."""
 
