@@ -56,6 +56,7 @@ types: $(STAMPS)/dev
 
 fuzz: $(STAMPS)/dev
 	REFOLD_HYPOTHESIS=search $(BIN)/pytest -m hypothesis $(ARGS)
+	$(BIN)/pytest --long -m fuzz $(ARGS)
 
 clean:
 	rm -rf .venv .venv-* build dist refold.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
