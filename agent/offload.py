@@ -7,7 +7,6 @@ import contextlib
 import contextvars
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +14,9 @@ from msgspec import Struct
 
 from ..replay.errors import ToolError
 from ..replay.outcomes import ToolRaised
+from .workers import Workers
+
+_workers = Workers()
 
 
 class _Outcome(Struct, frozen=True):
@@ -34,7 +36,7 @@ async def call(function: Callable[..., Any], kwargs: Mapping[str, Any], *, name:
     """
     Call *function*, sync or async, and return its result.
 
-    A sync function runs in a daemon thread of its own, with a copy of the context variables: it cannot starve
+    A sync function runs in a daemon thread that is its alone, with a copy of the context variables: it cannot starve
     others, and one that hangs does not keep the process alive. Cancelling this call cancels an async function;
     a sync one cannot be stopped and runs on, its result lost: who wants it must wait instead of cancelling.
 
@@ -85,17 +87,20 @@ async def _in_thread(function: Callable[..., Any], kwargs: Mapping[str, Any], na
         if not waiter.done():
             waiter.set_result(outcome)
 
-    def work() -> None:
+    def work() -> Callable[[], None]:
         try:
             outcome = _Outcome(context.run(function, **kwargs))
         except BaseException as error:  # noqa: BLE001 - see _guarded
             outcome = _Outcome(error=error)
+        return lambda: tell(outcome)
+
+    def tell(outcome: _Outcome) -> None:
         # The loop may be closed by now: then nobody waits for this outcome any more.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(deliver, outcome)
 
     try:
-        threading.Thread(target=work, name=f"refold tool {name}", daemon=True).start()
+        _workers.start(work, name=f"refold tool {name}")
     except RuntimeError as error:
         raise ToolError(
             f"no thread could be started for tool {name!r}: {error}", error_type="ToolNotStarted"
