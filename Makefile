@@ -56,7 +56,7 @@ types: $(STAMPS)/dev
 
 fuzz: $(STAMPS)/dev
 	REFOLD_HYPOTHESIS=search $(BIN)/pytest -m hypothesis $(ARGS)
-	$(BIN)/pytest --long -m fuzz $(ARGS)
+	$(BIN)/pytest --long -m fuzz -o faulthandler_timeout=1200 $(ARGS)
 
 clean:
 	rm -rf .venv .venv-* build dist refold.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

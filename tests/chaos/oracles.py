@@ -31,7 +31,7 @@ class History:
         self,
         thread: str,
         events: Sequence[Event],
-        info: ThreadInfo,
+        info: ThreadInfo | None,
         ledger: Iterable[Entry],
         acknowledged: Iterable[Sequence[Any]] = (),
     ) -> None:
@@ -58,7 +58,9 @@ def log_is_dense(history: History) -> Iterator[str]:
     seqs = [event.seq for event in history.events]
     if seqs != list(range(1, len(seqs) + 1)):
         yield f"seqs are {seqs}"
-    if seqs and (history.info.head, history.info.head_hash) != (len(seqs), history.events[-1].hash):
+    if history.info is None:
+        yield "the thread is not there"
+    elif seqs and (history.info.head, history.info.head_hash) != (len(seqs), history.events[-1].hash):
         yield f"the row says head {history.info.head}, the log ends at {len(seqs)}"
 
 
@@ -184,7 +186,7 @@ def every_thread_finishes(history: History) -> Iterator[str]:
     last = history.bodies[-1]["kind"] if history.bodies else "nothing"
     if last != "run_finished":
         yield f"the log ends with {last}"
-    if history.info.holder is not None:
+    if history.info is not None and history.info.holder is not None:
         yield f"fence {history.info.fence} still holds the thread"
 
 

@@ -17,7 +17,7 @@ from chaos.ledger import ACTED, ASKED, ENTERED, Ledger
 from chaos.nursery import Nursery
 from refold import Journal
 from refold.journal import codec
-from refold.journal.errors import StoreError
+from refold.journal.errors import StoreError, ThreadNotFound
 from refold.journal.store import ThreadState
 from refold.replay import answers, status
 from refold.replay.errors import NotPending
@@ -84,6 +84,7 @@ class Fleet:
         self.pids: list[int] = []
         self.finished: set[str] = set()
         self.kills = 0
+        self.crashes = 0
         self.failures: list[str] = []
         self._nursery = nursery
         self._order = {"dsn": dsn, "folder": str(folder), "threads": self.threads, "turns": 5, **order}
@@ -224,9 +225,11 @@ class Verdict:
         """Check every thread of a fleet that has come to its end."""
         entries, acknowledged = fleet.ledger.entries(), fleet.acknowledged()
         for thread in fleet.threads:
-            history = oracles.History(
-                thread, read_all(journal, thread), journal.info(thread), entries, acknowledged
-            )
+            try:
+                info = journal.info(thread)
+            except ThreadNotFound:
+                info = None
+            history = oracles.History(thread, read_all(journal, thread), info, entries, acknowledged)
             wrong = oracles.check(history)
             self.violations += wrong
             if wrong:
@@ -236,7 +239,10 @@ class Verdict:
             self.events += len(history.events)
             self._count(history)
         self.violations += fleet.failures
-        self.ledger.update(kills=fleet.kills)
+        self.ledger["kills"] += fleet.kills
+        self.ledger["server crashes"] += fleet.crashes
+        if fleet.reports.counts["StoreUnavailable"] or fleet.crashes:
+            self.marks.add("server stopped while workers wrote")
 
     def _count(self, history: oracles.History) -> None:
         acted = Counter((entry["tool"], entry["call"]) for entry in history.acted)
