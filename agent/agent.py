@@ -18,7 +18,7 @@ from ..replay.requests import Messages
 from ..replay.run import Run
 from ..replay.runner import Runner, RunResult
 from .context import ToolContext
-from .conversation import fold_prior
+from .conversation import fold_prior, tell
 from .loop import LoopSpec, run_loop
 from .tools import Tool, toolbox
 
@@ -91,6 +91,7 @@ class Agent:
             definition=_definition(spec, asked, params or {}),
             concurrency=concurrency,
             fold_prior=fold_prior,
+            tell=tell,
         )
 
     async def run(

@@ -125,6 +125,28 @@ def error_text(error: ToolError) -> str:
     return failure_text(error.message, error.effect)
 
 
+def outcome_text(body: ev.EventBody) -> str | None:
+    """What a model reads of an event about a call; None if the event is not the call's outcome."""
+    match body:
+        case ev.ToolReturned() | ev.ToolResolved(outcome="returned"):
+            return result_text(body.result)
+        case ev.ToolFailed() if body.final:
+            return failure_text(body.error.message, body.effect)
+        case ev.ToolResolved(outcome="failed"):
+            return failure_text(body.error.message if body.error else "", body.effect)
+        case ev.ApprovalGiven() if not body.approved:
+            return failure_text(denied_text(body.by, body.note), "none")
+        case _:
+            return None
+
+
+def tell(body: ev.EventBody, request_id: str) -> bytes:
+    """Canonical bytes of the message that tells a run's input or the outcome of a call to the model."""
+    if isinstance(body, ev.RunStarted):
+        return user_item(codec.decode(body.input), body.run).raw
+    return result_item(request_id, getattr(body, "call", ""), outcome_text(body) or INTERRUPTED).raw
+
+
 class _Slot(Struct):
     """Room for the answer to one call."""
 
@@ -149,14 +171,12 @@ class _Fold(Struct):
                 self.entries.append(user_item(codec.decode(body.input), body.run))
             case ev.ModelResponded():
                 self._model_responded(body)
-            case ev.ToolReturned():
-                self._close(body.call, result_text(body.result))
-            case ev.ToolFailed() if body.final:
-                self._close(body.call, failure_text(body.error.message, body.effect))
             case ev.ToolResolved():
                 self._resolved(body)
-            case ev.ApprovalGiven() if not body.approved:
-                self._close(body.call, failure_text(denied_text(body.by, body.note), "none"))
+            case ev.ToolReturned() | ev.ToolFailed() | ev.ApprovalGiven():
+                text = outcome_text(body)
+                if text is not None:
+                    self._close(body.call, text)
             case _:
                 pass
 
@@ -175,11 +195,8 @@ class _Fold(Struct):
             self.entries.append(slot)
 
     def _resolved(self, body: ev.ToolResolved) -> None:
-        if body.outcome == "returned":
-            text = result_text(body.result)
-        elif body.outcome == "failed":
-            text = failure_text(body.error.message if body.error else "", body.effect)
-        else:
+        text = outcome_text(body)
+        if text is None:
             text = failure_text("the call was interrupted and did not happen.", "none")
             if body.call not in self.told:
                 return

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from .commands import Command
+from .differences import Difference
 from .errors import RunError
+from .events import EventBody
+
+DivergenceKind = Literal["command", "name", "arguments", "request", "output", "ended", "order", "outcome"]
+"""
+How program and log part: another kind of command (or none) at that path, another tool, step or signal,
+other arguments, another request of the same call, another output, a program or run that has ended before,
+another order or attempt, an outcome that no longer fits its type.
+"""
 
 
 class Divergence(RunError):
@@ -18,26 +31,95 @@ class Divergence(RunError):
         recorded: What the log holds there.
         asked: What the program asks for.
         shape: True when another command, tool or argument is asked for; False when only a request changed.
+        kind: How they part.
+        path: Call id of the recorded event, or the id of the run; empty outside of any.
+        differences: What differs inside arguments, output or request.
+        changed: Parts of the program's definition that changed since, in words.
+        body: The recorded event.
+        command: What the program asks for at that path, if anything.
     """
 
     exit_code = 1
 
-    def __init__(self, *, thread: str, seq: int, recorded: str, asked: str, shape: bool = True) -> None:
-        if shape:
-            remedy = (
-                "Run the version of the code that recorded it, guard the new code with run.patched(...), "
-                "or start a new run (supersede=True)"
-            )
-        else:
-            remedy = "Run the version of the code that recorded it, or accept the change with on_divergence='accept'"
-        super().__init__(
-            f"thread {thread!r} diverged at seq {seq}:\n"
-            f"  recorded: {recorded}\n"
-            f"  asked:    {asked}\n"
-            f"Nothing was executed. The code changed since this run was recorded, or it is not deterministic. {remedy}."
-        )
+    def __init__(
+        self,
+        *,
+        thread: str,
+        seq: int,
+        recorded: str,
+        asked: str,
+        shape: bool = True,
+        kind: DivergenceKind = "command",
+        path: str = "",
+        differences: Sequence[Difference] = (),
+        changed: Sequence[str] = (),
+        body: EventBody | None = None,
+        command: Command | None = None,
+    ) -> None:
         self.thread = thread
         self.seq = seq
         self.recorded = recorded
         self.asked = asked
         self.shape = shape
+        self.kind: DivergenceKind = kind
+        self.path = path
+        self.differences = tuple(differences)
+        self.changed = tuple(changed)
+        self.body = body
+        self.command = command
+        super().__init__("\n".join(self._lines()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Crosses processes as what it says; the event and the command stay behind.
+        return (_remade, (self.record(),))
+
+    def record(self) -> dict[str, Any]:
+        """For a JSON document."""
+        return {
+            "thread": self.thread,
+            "seq": self.seq,
+            "kind": self.kind,
+            "path": self.path,
+            "shape": self.shape,
+            "recorded": self.recorded,
+            "asked": self.asked,
+            "differences": [difference.record() for difference in self.differences],
+            "changed": list(self.changed),
+            "remedy": self.remedy,
+        }
+
+    @property
+    def remedy(self) -> str:
+        """What to do."""
+        if self.shape:
+            return (
+                "Run the version of the code that recorded it, guard the new code with run.patched(...), "
+                "or start a new run (supersede=True)"
+            )
+        return (
+            "Run the version of the code that recorded it, or accept the change "
+            "(accept_divergence=True, 'refold resume --accept-divergence')"
+        )
+
+    def _lines(self) -> list[str]:
+        where = f", {self.path}" if self.path else ""
+        lines = [
+            f"thread {self.thread!r} diverged at seq {self.seq}{where} ({self.kind}):",
+            f"  recorded: {self.recorded}",
+            f"  asked:    {self.asked}",
+        ]
+        for difference in self.differences:
+            lines += [f"  {line}" for line in difference.lines()]
+        if self.changed:
+            lines.append(f"  changed in the definition: {'; '.join(self.changed)}")
+        lines.append(
+            "Nothing was executed. The code changed since this run was recorded, or it is not deterministic. "
+            f"{self.remedy}."
+        )
+        return lines
+
+
+def _remade(record: dict[str, Any]) -> Divergence:
+    given = {name: value for name, value in record.items() if name != "remedy"}
+    given["differences"] = [Difference(**each) for each in given["differences"]]
+    return Divergence(**given)

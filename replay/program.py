@@ -32,6 +32,7 @@ class Program:
         definition: A digest for each part of the definition, for telling what changed.
         concurrency: How many tools of one run may be running at once.
         fold_prior: What a run inherits from the events of the thread's earlier runs.
+        tell: How it tells inputs and outcomes to its model, for showing what was asked.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Program:
         definition: Mapping[str, str],
         concurrency: int = CONCURRENCY_DEFAULT,
         fold_prior: Callable[[Sequence[EventBody]], Prior] | None = None,
+        tell: Callable[[EventBody, str], bytes] | None = None,
     ) -> None:
         if concurrency < 1:
             raise ValueError(f"concurrency is at least 1, not {concurrency}")
@@ -50,6 +52,7 @@ class Program:
         self.definition = dict(sorted(definition.items()))
         self.digest = digest_text("\n".join(f"{k}={v}" for k, v in self.definition.items()))
         self.concurrency = concurrency
+        self.tell = tell
         self._fold_prior = fold_prior
 
     def prior(self, bodies: Sequence[EventBody]) -> Prior:

@@ -8,6 +8,7 @@ from ..journal.envelope import GENESIS, Event, chain
 from ..journal.errors import Corrupt
 from . import events as ev
 from .divergence import Divergence
+from .explain import explain
 from .interpreter import Interpreter, describe_body
 from .program import Program
 from .status import RunState, ThreadStatus
@@ -88,9 +89,12 @@ def interpret(
         doubted=frozenset(earlier.doubted),
     )
     interpreter.remaining = len(recorded)
-    for seq, body in enumerate(recorded, run.first_seq):
-        interpreter.remaining -= 1
-        interpreter.apply(seq, body)
+    try:
+        for seq, body in enumerate(recorded, run.first_seq):
+            interpreter.remaining -= 1
+            interpreter.apply(seq, body)
+    except Divergence as found:
+        raise explain(found, program, thread.bodies, run, interpreter) from None
     return interpreter
 
 

@@ -41,8 +41,7 @@ class Replayed(Struct, frozen=True, kw_only=True):
         found = self.divergence
         if found is None:
             return record
-        told = {"seq": found.seq, "recorded": found.recorded, "asked": found.asked, "shape": found.shape}
-        return {**record, **told}
+        return {**record, **found.record()}
 
     def lines(self) -> Iterator[str]:
         """For a terminal; the divergence apart."""
