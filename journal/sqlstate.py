@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from .errors import RefoldError, StoreRefused, StoreUnavailable, UsageError
+
 
 class Verdict(StrEnum):
     """What is known of a call that ended with an error."""
@@ -55,3 +57,43 @@ def verdict(sqlstate: str | None, *, sent: bool = True) -> Verdict:
     if found is Verdict.AMBIGUOUS and not sent:
         return Verdict.AGAIN
     return found
+
+
+_REMEDIES: dict[str, str] = {
+    "42501": "rights are missing; let the owner of the schema run: select refold.allow('<role>')",
+    "42883": "a function of the refold schema is missing; 'refold doctor' says more",
+    "42P01": "a table of the refold schema is missing; 'refold doctor' says more",
+    "3F000": "the refold schema is missing; 'refold init' sets it up",
+    "26000": "prepared statements do not work here; behind a pooler open the journal with prepare=False",
+    "42P05": "prepared statements do not work here; behind a pooler open the journal with prepare=False",
+}
+
+
+def refusal(sqlstate: str | None, text: str, *, sent: bool = True) -> RefoldError:
+    """
+    The error to raise for a database's error.
+
+    Args:
+        sqlstate: As for `verdict`.
+        text: What the server or the driver said, one line.
+        sent: As for `verdict`.
+    """
+    found = verdict(sqlstate, sent=sent)
+    if found is Verdict.AMBIGUOUS:
+        return StoreUnavailable(
+            f"the connection to PostgreSQL broke before its answer came ({text}); the call may have been "
+            "performed all the same, and making the same call again is safe",
+            ambiguous=True,
+        )
+    if found is Verdict.AGAIN:
+        return StoreUnavailable(f"PostgreSQL cannot do this now ({text}); nothing was written, try again")
+    if found is Verdict.CONTENDED:
+        return StoreUnavailable(
+            f"another transaction holds the thread's row ({text}); nothing was written, try again",
+            contended=True,
+        )
+    if sqlstate is None:
+        return UsageError(f"PostgreSQL cannot take this value ({text}); nothing was written")
+    if sqlstate in _REMEDIES:
+        return StoreRefused(f"PostgreSQL refused ({text}): {_REMEDIES[sqlstate]}")
+    return RefoldError(f"PostgreSQL refused with SQLSTATE {sqlstate} ({text}); nothing was written")
