@@ -353,8 +353,11 @@ end $$;
 -- True if the thread was made now.
 create function refold.create(p_thread text) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_now timestamptz := refold.now();
 begin
-  insert into refold.threads (thread) values (p_thread) on conflict (thread) do nothing;
+  insert into refold.threads (thread, created_at, updated_at) values (p_thread, v_now, v_now)
+  on conflict (thread) do nothing;
   return found;
 end $$;
 
@@ -438,6 +441,17 @@ begin
   end if;
   update refold.threads t set holder = null, lease_until = null where t.thread = p_thread;
   return 'released';
+end $$;
+
+-- Whether an event is in the log, for a transaction whose COMMIT was not answered: the row lock waits for
+-- whatever may still add it, so that a no is final.
+create function refold.recorded(p_thread text, p_seq bigint, p_id uuid) returns boolean
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '5s' as $$
+begin
+  perform from refold.threads t where t.thread = p_thread for no key update;
+  return exists (select from refold.events e where e.thread = p_thread and e.seq = p_seq and e.id = p_id);
 end $$;
 
 -- A message into the inbox. The row lock makes ids grow in the order of arrival, and meets release().
@@ -626,7 +640,7 @@ begin
   if not p_read_only then
     execute format(
       'grant execute on function refold.create, refold.acquire, refold.renew, refold.release, refold.append,
-         refold.append_batch, refold.append_many, refold.send to %I', p_role);
+         refold.append_batch, refold.append_many, refold.recorded, refold.send to %I', p_role);
   end if;
 end $$;
 

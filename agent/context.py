@@ -30,6 +30,7 @@ class ToolContext:
         deadline_s: Seconds this attempt has in all, counted from its start.
         heartbeat: Called at each beat; must be safe to call from any thread.
         cancelled: Answers whether the call should stop; must be safe to call from any thread.
+        connection: The open transaction of a transactional tool, a psycopg connection; None for others.
     """
 
     __slots__ = (
@@ -37,6 +38,7 @@ class ToolContext:
         "_heartbeat",
         "attempt",
         "call",
+        "connection",
         "deadline_s",
         "deps",
         "idempotency_key",
@@ -54,12 +56,14 @@ class ToolContext:
         deadline_s: float = 300.0,
         heartbeat: Callable[[], None] = _nobody_listens,
         cancelled: Callable[[], bool] = _never,
+        connection: Any = None,
     ) -> None:
         self.idempotency_key = idempotency_key
         self.attempt = attempt
         self.thread = thread
         self.call = call
         self.deps = deps
+        self.connection = connection
         self.deadline_s = deadline_s
         self._heartbeat = heartbeat
         self._cancelled = cancelled

@@ -48,13 +48,14 @@ async def run_loop(spec: LoopSpec, run: Run, value: Any) -> Any:
 
 
 class _Missing:
-    """Stands for a tool that the model made up; it is never called."""
+    """Stands for a tool that the model made up, or that this version of the agent no longer has."""
 
     read_only = False
+    transactional = False
     repeatable = False
     stoppable = True
     in_doubt: InDoubt = "park"
-    timeout_s = 0.0
+    timeout_s = 60.0
     idle_timeout_s = None
     retries = 0
 
@@ -71,6 +72,10 @@ class _Missing:
         return value
 
     async def call(self, args: Mapping[str, Any], context: Any) -> Any:
+        # Reached only when somebody says of a call of an earlier version that it did not happen.
+        raise ToolError(f"there is no tool named {self.name!r} any more")
+
+    def call_now(self, args: Mapping[str, Any], context: Any) -> Any:
         raise AssertionError(f"tool {self.name!r} does not exist")
 
     async def reconcile(self, args: Mapping[str, Any], context: Any) -> Any:
@@ -103,13 +108,16 @@ async def _answer(spec: LoopSpec, run: Run, call: CallRequest) -> tuple[str, str
     if known_tool is None:
         known = ", ".join(sorted(spec.tools)) or "none"
         refused = f"there is no tool named {call.name!r}; the tools are: {known}"
-    elif isinstance(call.arguments, BadArguments):
-        refused = call.arguments.message
+    if isinstance(call.arguments, BadArguments):
+        refused = refused or call.arguments.message
     else:
-        try:
-            arguments = tool.arguments(**call.arguments)
-        except ToolError as error:
-            refused = error.message
+        # As asked, even if refused now: a version that had this tool may have called it, and its record must match.
+        arguments = call.arguments
+        if known_tool is not None:
+            try:
+                arguments = known_tool.arguments(**arguments)
+            except ToolError as error:
+                refused = error.message
     ask = run.recorded_tool(tool, arguments, refused=refused)
     try:
         result: Raw = await ask

@@ -44,6 +44,7 @@ class Tool(Struct, Generic[P, R], frozen=True, eq=False, kw_only=True):
         function: The function itself.
         read_only: It changes nothing outside.
         idempotent: Called twice with one idempotency key, it acts once.
+        transactional: It acts in the journal's own database, in the transaction that records its outcome.
         in_doubt: Policy for a call left in doubt.
         reconciler: Asked about such a call, where the policy is "reconcile".
         approval: Whether a person must allow a call, or a predicate on its arguments.
@@ -58,6 +59,7 @@ class Tool(Struct, Generic[P, R], frozen=True, eq=False, kw_only=True):
     function: Callable[P, R]
     read_only: bool
     idempotent: bool
+    transactional: bool
     in_doubt: ports.InDoubt
     reconciler: Reconciler | None
     approval: Approval
@@ -77,7 +79,7 @@ class Tool(Struct, Generic[P, R], frozen=True, eq=False, kw_only=True):
     @property
     def repeatable(self) -> bool:
         """Whether running it twice for one call does no harm."""
-        return self.read_only or self.idempotent or self.in_doubt == "retry"
+        return self.read_only or self.idempotent or self.transactional or self.in_doubt == "retry"
 
     @property
     def stoppable(self) -> bool:
@@ -156,6 +158,17 @@ class Tool(Struct, Generic[P, R], frozen=True, eq=False, kw_only=True):
         kwargs.update(dict.fromkeys(self.signature.contexts, context))
         return await offload.call(self.function, kwargs, name=self.name)
 
+    def call_now(self, args: Mapping[str, Any], context: ports.ToolContext) -> Any:
+        """
+        Run a transactional tool in the calling thread, with recorded arguments.
+
+        Raises:
+            BaseException: Whatever it raised; its transaction is then rolled back.
+        """
+        kwargs = self.signature.convert(args)
+        kwargs.update(dict.fromkeys(self.signature.contexts, context))
+        return self.function(**kwargs)
+
     async def reconcile(self, args: Mapping[str, Any], context: ports.ToolContext) -> Reconciled:
         """Ask the outside world about a call in doubt; a reconciler that fails has answered `Unknown`."""
         if self.reconciler is None:
@@ -188,6 +201,7 @@ def tool(
     description: str | None = None,
     read_only: bool = False,
     idempotent: bool = False,
+    transactional: bool = False,
     in_doubt: Literal["park", "retry", "tell_model"] | Reconciler | None = None,
     approval: Approval = False,
     timeout_s: float = TIMEOUT_S_DEFAULT,
@@ -204,6 +218,7 @@ def tool(
     description: str | None = None,
     read_only: bool = False,
     idempotent: bool = False,
+    transactional: bool = False,
     in_doubt: Literal["park", "retry", "tell_model"] | Reconciler | None = None,
     approval: Approval = False,
     timeout_s: float = TIMEOUT_S_DEFAULT,
@@ -221,6 +236,8 @@ def tool(
         description: Text for the model; the docstring up to its first section by default.
         read_only: It changes nothing outside; a call in doubt is run again.
         idempotent: Called twice with one idempotency key it acts once; a call in doubt is run again.
+        transactional: It writes to the journal's own database through `context.connection`, in the transaction
+            that records its outcome: exactly once. A sync function with a `ToolContext`.
         in_doubt: What becomes of a call that may or may not have happened: "park" (a person decides; the default),
             "retry" (the default of repeatable tools), "tell_model", or a function that asks the outside world.
             The function takes any of the tool's parameters and a `ToolContext`, and returns `Happened(value)`,
@@ -241,7 +258,7 @@ def tool(
         signature = read_signature(function, called)
         policy: ports.InDoubt
         if in_doubt is None:
-            policy = "retry" if read_only or idempotent else "park"
+            policy = "retry" if read_only or idempotent or transactional else "park"
         else:
             policy = "reconcile" if callable(in_doubt) else in_doubt
         made: Tool[..., Any] = Tool(
@@ -250,6 +267,7 @@ def tool(
             function=function,
             read_only=read_only,
             idempotent=idempotent,
+            transactional=transactional,
             in_doubt=policy,
             reconciler=in_doubt if callable(in_doubt) else None,
             approval=approval,
@@ -309,6 +327,11 @@ def _contradictions(made: Tool[..., Any]) -> Iterable[str]:
         yield f"in_doubt is 'park', 'retry', 'tell_model' or a function, not {made.in_doubt!r}"
     if made.read_only and made.in_doubt in ("park", "reconcile"):
         yield "it is read_only, so there is nothing to decide or look up when a call is in doubt: leave in_doubt out"
+    if made.transactional:
+        if made.stoppable or not made.signature.contexts:
+            yield "a transactional tool is a sync function that takes a ToolContext, for its connection"
+        if made.read_only or made.in_doubt != "retry":
+            yield "it is transactional: a call in doubt has not happened; leave read_only and in_doubt out"
     if made.reconciler is not None:
         yield from _unfit_reconciler(made, made.reconciler)
     if not isinstance(made.approval, bool) and not callable(made.approval):

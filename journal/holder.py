@@ -20,7 +20,7 @@ def _place() -> str | None:
     """This boot of this machine and this process namespace; None where that cannot be told."""
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
-        namespace = os.readlink(_PROC / "self/ns/pid")
+        namespace = (_PROC / "self/ns/pid").readlink()
     except OSError:
         return None
     return f"{boot}/{namespace}"

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from .envelope import Event, check_thread_id
 from .errors import StoreUnavailable, ThreadBusy, ThreadNotFound, UsageError
@@ -15,8 +15,22 @@ from .holder import is_dead
 from .memory import MemoryStore
 from .renewer import Renewer
 from .sources import SYSTEM, Sources
-from .store import Busy, Cursor, Lease, Message, Page, Release, Sent, Store, ThreadInfo, ThreadState
+from .store import (
+    Append,
+    AppendResult,
+    Busy,
+    Cursor,
+    Lease,
+    Message,
+    Page,
+    Release,
+    Sent,
+    Store,
+    ThreadInfo,
+    ThreadState,
+)
 from .tenure import Tenure
+from .transaction import see_through
 from .writer import Writer
 
 HOLD_S = 600.0
@@ -58,6 +72,7 @@ class Journal:
         self.store = store
         self.lease_ttl_s = lease_ttl_s
         self.sources = sources
+        self._hold_s = hold_s
         self._patience_s = patience_s
         self._writer = Writer(store, sources, hold_s=hold_s)
         self._renewer = Renewer(store, sources)
@@ -83,7 +98,7 @@ class Journal:
             dsn: Connection string or URL; by default `$REFOLD_DSN`, else an embedded Postgres under
                 `$REFOLD_HOME` or the platform's data folder.
             unsafe: Accept a server with `fsync` or `synchronous_commit` off, which can lose what it acknowledged.
-            prepare: Use prepared statements; turn it off behind a pooler in transaction mode.
+            prepare: Use prepared statements, unless a pooler is seen to stand between; off, nothing needs a session.
             install: Set the schema up if it is missing.
             hold_s: How long an append whose fate is unknown is held and sent again, seconds.
             lease_ttl_s: How long a lease lasts without renewal, seconds.
@@ -185,6 +200,7 @@ class Journal:
                 granted_s=granted_s,
                 writer=self._writer,
                 release=self._release,
+                transact=self._transact,
                 sources=self.sources,
                 rival=lease.left_open and not dead,
             )
@@ -243,6 +259,9 @@ class Journal:
         self._writer.close()
         self._renewer.close()
         self.store.close()
+
+    def _transact(self, work: Callable[[Any], Append]) -> tuple[Append, AppendResult]:
+        return see_through(self.store, self.sources, work, hold_s=self._hold_s)
 
     def _release(self, thread: str, fence: int, seen: int) -> Release:
         return self._patiently(lambda: self.store.release(thread, fence=fence, seen=seen))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 from uuid import UUID
 
 from .envelope import GENESIS, Event, check_thread_id
-from .errors import StoreUnavailable, ThreadNotFound, UsageError
+from .errors import StoreRefused, StoreUnavailable, ThreadNotFound, UsageError
 from .limits import check_message
 from .sources import SYSTEM, Sources
 from .store import (
@@ -185,6 +186,17 @@ class MemoryStore:
             for append in sorted(appends, key=lambda each: each.thread):
                 results[append.thread] = self._append(append)
         return [results[append.thread] for append in appends]
+
+    def transact(self, work: Callable[[Any], Append]) -> AppendResult:
+        """Refused: there is no database whose transaction could be shared."""
+        raise StoreRefused("this journal is in memory: a transactional tool needs one in PostgreSQL")
+
+    def recorded(self, thread: str, seq: int, event: UUID) -> bool:
+        """Whether that event is in the log at *seq*."""
+        with self._lock:
+            self._check_open()
+            row = self._threads.get(thread)
+            return row is not None and 0 < seq <= len(row.events) and row.events[seq - 1].id == event
 
     def release(self, thread: str, *, fence: int, seen: int) -> Release:
         """Give the lease back, unless a message with an id above *seen* waits in the inbox."""

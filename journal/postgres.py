@@ -6,7 +6,7 @@ import atexit
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, LiteralString
 from uuid import UUID
@@ -20,10 +20,10 @@ from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout, TooManyRequest
 
 from . import statements as sql
 from .envelope import Event, check_thread_id
-from .errors import RefoldError, StoreRefused, StoreUnavailable, ThreadNotFound, UsageError
+from .errors import RefoldError, StoreUnavailable, ThreadNotFound, UsageError
 from .install import check_server, ensure_schema
 from .limits import check_message
-from .sqlstate import Verdict, verdict
+from .sqlstate import refusal
 from .store import (
     Append,
     AppendResult,
@@ -31,6 +31,7 @@ from .store import (
     Cursor,
     Lease,
     Message,
+    Outcome,
     Page,
     Release,
     Sent,
@@ -38,9 +39,21 @@ from .store import (
     ThreadState,
 )
 
-Connection = psycopg.Connection[sql.Row]
+
+class Connection(psycopg.Connection[sql.Row]):
+    """A connection that keeps a cursor: a fresh one learns anew, for each call, how to pass each type."""
+
+    _kept: psycopg.Cursor[sql.Row] | None = None
+
+    def kept_cursor(self) -> psycopg.Cursor[sql.Row]:
+        """The same cursor each time, for calls with small answers (it holds on to the last one)."""
+        if self._kept is None:
+            self._kept = self.cursor()
+        return self._kept
+
 
 _POOL_MAX = 8
+_PREPARE_AFTER = 5
 _POOL_WAIT_S = 10.0
 
 # A server that vanished without a word must not hold an append for the hours TCP would wait.
@@ -59,12 +72,6 @@ _ATTENTION = (ThreadState.RUNNING, ThreadState.WAITING, ThreadState.PARKED, Thre
 
 # Errors psycopg raises by itself, before anything is sent, are of these classes and carry no SQLSTATE.
 _UNSENT = (psycopg.DataError, psycopg.ProgrammingError, psycopg.NotSupportedError)
-_UNFIT = {
-    "42501": "rights are missing; let the owner of the schema run: select refold.allow('<role>')",
-    "42883": "a function of the refold schema is missing; 'refold doctor' says more",
-    "42P01": "a table of the refold schema is missing; 'refold doctor' says more",
-    "3F000": "the refold schema is missing; 'refold init' sets it up",
-}
 
 
 class _MicrosLoader(Loader):
@@ -74,6 +81,22 @@ class _MicrosLoader(Loader):
 
     def load(self, data: Buffer) -> int:
         return int.from_bytes(data, "big", signed=True) + _EPOCH_US
+
+
+class _Theirs(Exception):
+    """Carries an exception of somebody else's work out of a transaction, untranslated."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class _Undone(Exception):
+    """Rolls a transaction back whose append was not taken."""
+
+    def __init__(self, result: AppendResult) -> None:
+        super().__init__(result.outcome)
+        self.result = result
 
 
 class PostgresStore:
@@ -105,7 +128,7 @@ class PostgresStore:
         Args:
             dsn: Connection string or URL.
             unsafe: Accept a server that may lose what it has acknowledged.
-            prepare: Use prepared statements; not behind a pooler in transaction mode.
+            prepare: Use prepared statements, unless a pooler is seen to stand between.
             install: Set the schema up if it is missing.
 
         Raises:
@@ -206,6 +229,35 @@ class PostgresStore:
         results = dict(zip(placed, map(sql.append_result, outcomes, heads), strict=True))
         return [results[place] for place in range(len(appends))]
 
+    def transact(self, work: Callable[[Any], Append]) -> AppendResult:
+        """Call *work* with a connection in a transaction, and append what it returns in that very transaction."""
+        line = self._line()
+        try:
+            with _translated(), line.transaction():
+                try:
+                    append = work(line)
+                except BaseException as error:
+                    raise _Theirs(error) from error
+                rows = self._execute(line, sql.APPEND, sql.append_params(append))
+                result = sql.append_result(*rows[0])
+                if result.outcome is not Outcome.APPENDED:
+                    raise _Undone(result)
+        except _Theirs as theirs:
+            self._keep_or_close(line, theirs.error)
+            raise theirs.error from None
+        except _Undone as undone:
+            self._keep(line)
+            return undone.result
+        except BaseException as error:
+            self._keep_or_close(line, error)
+            raise
+        self._keep(line)
+        return result
+
+    def recorded(self, thread: str, seq: int, event: UUID) -> bool:
+        """Whether that event is in the log at *seq*, after waiting for a transaction that may yet add it."""
+        return bool(self._ask(sql.RECORDED, (thread, seq, event))[0][0])
+
     def release(self, thread: str, *, fence: int, seen: int) -> Release:
         """Give the lease back, unless a message with an id above *seen* waits in the inbox."""
         answer = self._ask(sql.RELEASE, (thread, fence, seen))[0][0]
@@ -268,23 +320,31 @@ class PostgresStore:
 
     def _call(self, query: LiteralString, params: sql.Params) -> list[sql.Row]:
         """A call of the writer or the renewer, on a connection that no reader can keep it from."""
+        line = self._line()
+        try:
+            with _translated():
+                cursor = line.kept_cursor()
+                rows = cursor.execute(query, params, prepare=self._prepare, binary=True).fetchall()
+        except BaseException as error:
+            self._keep_or_close(line, error)
+            raise
+        self._keep(line)
+        return rows
+
+    def _line(self) -> Connection:
         self._check_usable()
         with self._lock:
             line = self._lines.pop() if self._lines else None
         if line is None:
             line = _connect(self._conninfo)
             self._configure(line)
-        try:
-            with _translated():
-                rows = self._execute(line, query, params)
-        except BaseException as error:
-            if isinstance(error, RefoldError) and not line.closed and not getattr(error, "ambiguous", False):
-                self._keep(line)
-            else:
-                line.close()
-            raise
-        self._keep(line)
-        return rows
+        return line
+
+    def _keep_or_close(self, line: Connection, error: BaseException) -> None:
+        if isinstance(error, RefoldError) and not line.closed and not getattr(error, "ambiguous", False):
+            self._keep(line)
+        else:
+            line.close()
 
     def _keep(self, line: Connection) -> None:
         with self._lock:
@@ -326,6 +386,10 @@ class PostgresStore:
         # Checked on each connection: after a failover it may be another server's.
         with _translated():
             server = check_server(connection, unsafe=self._unsafe)
+            # A pooler answers with a process id of its own. Where sessions are shared, a statement prepared by
+            # one client can be executed by another that means a different one by the same name.
+            self._prepare = self._prepare and connection.info.backend_pid == server.backend_pid
+            connection.prepare_threshold = _PREPARE_AFTER if self._prepare else None
             if self._prepare and server.isolation != "read committed":
                 # Higher levels only cost retries; behind a pooler the setting would leak to other sessions.
                 connection.execute("set default_transaction_isolation = 'read committed'")
@@ -352,9 +416,13 @@ def _conninfo(dsn: str) -> str:
         given = conninfo_to_dict(dsn)
     except (psycopg.ProgrammingError, TypeError, AttributeError):
         raise _malformed() from None
-    # Where an unescaped '@' or '/' of a password leads libpq astray, a piece of it lands in the host.
+    # Where an unescaped '@' or '/' of a password leads libpq astray, a piece of it lands in host or port.
     host = str(given.get("host") or "")
-    if "@" in host or ("://" in dsn and not host.startswith("/") and any(mark in host for mark in "/: ")):
+    astray = "@" in host or (
+        "://" in dsn and not host.startswith("/") and any(mark in host for mark in "/: ")
+    )
+    ports = str(given.get("port") or "").split(",")
+    if astray or not all(port.isdecimal() or not port for port in ports):
         raise _malformed()
     return make_conninfo("", **(_DEFAULTS | given | {"client_encoding": "UTF8"}))
 
@@ -378,7 +446,7 @@ def _where(conninfo: str) -> str:
 
 def _connect(conninfo: str) -> Connection:
     try:
-        return psycopg.connect(conninfo, autocommit=True, prepare_threshold=None)
+        return Connection.connect(conninfo, autocommit=True, prepare_threshold=None)
     except psycopg.Error as error:
         raise StoreUnavailable(
             f"cannot connect to {_where(conninfo)}: {_first_line(error)}; "
@@ -396,27 +464,8 @@ def _translated() -> Iterator[None]:
 
 
 def _translate(error: psycopg.Error) -> RefoldError:
-    state = error.sqlstate
-    found = verdict(state, sent=not (state is None and isinstance(error, _UNSENT)))
-    text = _first_line(error)
-    if found is Verdict.AMBIGUOUS:
-        return StoreUnavailable(
-            f"the connection to PostgreSQL broke before its answer came ({text}); the call may have been "
-            "performed all the same, and making the same call again is safe",
-            ambiguous=True,
-        )
-    if found is Verdict.AGAIN:
-        return StoreUnavailable(f"PostgreSQL cannot do this now ({text}); nothing was written, try again")
-    if found is Verdict.CONTENDED:
-        return StoreUnavailable(
-            f"another transaction holds the thread's row ({text}); nothing was written, try again",
-            contended=True,
-        )
-    if state is None:
-        return UsageError(f"PostgreSQL cannot take this value ({text}); nothing was written")
-    if state in _UNFIT:
-        return StoreRefused(f"PostgreSQL refused ({text}): {_UNFIT[state]}")
-    return RefoldError(f"PostgreSQL refused with SQLSTATE {state} ({text}); nothing was written")
+    sent = error.sqlstate is not None or not isinstance(error, _UNSENT)
+    return refusal(error.sqlstate, _first_line(error), sent=sent)
 
 
 def _first_line(error: psycopg.Error) -> str:

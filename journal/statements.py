@@ -33,6 +33,7 @@ select outcome, fence, head, head_hash, state, remaining_s, name, left_open, now
 """
 RENEW: LiteralString = "select refold.renew(%s, %s::int8, %s::float8)"
 RELEASE: LiteralString = "select refold.release(%s, %s::int8, %s::int8)"
+RECORDED: LiteralString = "select refold.recorded(%s, %s::int8, %b)"
 READ: LiteralString = """
 select seq, id, kind, version, fence, recorded_at, hash, body
   from refold.read(%s, %s::int8, %s::int8, %s::int8)

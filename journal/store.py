@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import UUID
 
 from msgspec import Struct
@@ -226,6 +226,20 @@ class Store(Protocol):
 
     def append_many(self, appends: Sequence[Append]) -> list[AppendResult]:
         """Append batches of different threads with one commit; each has its own outcome, in order."""
+
+    def transact(self, work: Callable[[Any], Append]) -> AppendResult:
+        """
+        Call *work* with a connection in a transaction, and append what it returns in that very transaction.
+
+        The transaction is rolled back if *work* raises (its exception is raised as it is) or if the outcome
+        is not appended. After an ambiguous failure ask `recorded`, and never send the append alone.
+
+        Raises:
+            StoreRefused: This store is no database.
+        """
+
+    def recorded(self, thread: str, seq: int, event: UUID) -> bool:
+        """Whether that event is in the log at *seq*, after waiting for a transaction that may yet add it."""
 
     def release(self, thread: str, *, fence: int, seen: int) -> Release:
         """Give the lease back, unless a message with an id above *seen* waits in the inbox."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 from .envelope import NewEvent, chain
-from .errors import Corrupt, LeaseLost, LogRewound, RefoldError, ThreadNotFound, UsageError
+from .errors import Corrupt, LeaseLost, LogRewound, RefoldError, StoreRefused, ThreadNotFound, UsageError
 from .limits import check_batch
 from .sources import Sources
 from .store import Append, AppendResult, Lease, Outcome, Release, ThreadState
 from .writer import Submits
+
+Transact = Callable[[Callable[[Any], Append]], tuple[Append, AppendResult]]
 
 
 class Tenure:
@@ -40,6 +43,7 @@ class Tenure:
         writer: Submits,
         release: Callable[[str, int, int], Release],
         sources: Sources,
+        transact: Transact | None = None,
         rival: bool = False,
     ) -> None:
         self.thread = lease.thread
@@ -52,6 +56,7 @@ class Tenure:
         self.clock_ahead_us = lease.now_us - sources.now_us()
         self._writer = writer
         self._release = release
+        self._transact = transact
         self._sources = sources
         self._lock = threading.Lock()
         self._granted_s = granted_s
@@ -141,6 +146,47 @@ class Tenure:
             self._pending = None
             raise
         return future
+
+    def transact(self, make: Callable[[Any], NewEvent]) -> NewEvent:
+        """
+        Call *make* with a database connection in a transaction that also appends the event it returns.
+
+        Blocks; nothing else is appended meanwhile. *make* may be called again when a transaction was lost.
+
+        Raises:
+            StoreRefused: The journal is no database.
+            LeaseLost, LogRewound, StoreUnavailable: As for `append`; nothing of *make* happened, except that
+                after `StoreUnavailable` its fate is unknown.
+            Exception: What *make* raised; nothing of it happened.
+        """
+        future: Future[AppendResult] = Future()
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            if self._ended:
+                raise UsageError(
+                    f"the lease of thread {self.thread!r} was given back; acquire it again to append"
+                )
+            assert self._pending is None, f"thread {self.thread!r} already has an append in flight"
+            self._pending = future
+        sent_s = self._sources.monotonic_s()
+
+        def work(connection: Any) -> Append:
+            event = make(connection)
+            check_batch(self.thread, self.head, (event,))
+            return self._chained((event,), ThreadState.RUNNING, None, ())
+
+        try:
+            if self._transact is None:
+                raise StoreRefused(f"thread {self.thread!r}: this journal has no transactions to share")
+            append, result = self._transact(work)
+        except BaseException:
+            self._pending = None
+            future.set_result(AppendResult(Outcome.CONFLICT, self.head))
+            raise
+        self._settle(append, future, result, sent_s)
+        future.result()
+        return append.events[0]
 
     def release(self, seen: int = 0) -> Release:
         """

@@ -5,24 +5,29 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
 
 from ..journal import codec
-from ..journal.errors import RefoldError
+from ..journal.envelope import NewEvent
+from ..journal.errors import LeaseLost, RefoldError, StoreError
 from ..journal.journal import Journal
 from ..journal.tenure import Tenure
 from .commands import Call, ModelCall, StepCall, ToolCall
-from .errors import ModelError
+from .errors import ModelError, ToolError
 from .inbox import encode_message, resolution_key
-from .outcomes import Reconciled, Unknown
+from .outcomes import Reconciled, ToolRaised, Unknown
 from .ports import MakeContext, ModelClient, ToolContext
 from .recording import Completion, late_resolution
 
 STOP_GRACE_S = 1.0
 """How long an async tool gets to come to its end after it was cancelled."""
+
+EventOf = Callable[[Completion], NewEvent]
+"""Makes the event that records a completion."""
 
 _log = logging.getLogger("refold.replay")
 
@@ -53,6 +58,28 @@ class World(Struct, frozen=True, kw_only=True):
     make_context: MakeContext
     deps: Any = None
     limits: Limits = Limits()
+
+
+class _Gate:
+    """Decides between a commit and a time-out: whichever comes first keeps the other out."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entered = False
+        self.closed = False
+
+    def enter(self) -> None:
+        """On the way to the commit. Raises `TimeoutError` when it was shut."""
+        with self._lock:
+            if self.closed:
+                raise TimeoutError("the transaction was rolled back")
+            self._entered = True
+
+    def shut(self) -> bool:
+        """No commit from here on; False if one is on its way."""
+        with self._lock:
+            self.closed = not self._entered
+            return self.closed
 
 
 class Effects:
@@ -100,6 +127,53 @@ class Effects:
             self._watch(call.path, None)
         latency_us = round((self._sources.monotonic_s() - started_s) * 1e6)
         self._hand_over(call, attempt, completion, latency_us)
+
+    async def transact(self, call: Call, attempt: int, event_of: EventOf) -> NewEvent | None:
+        """
+        Run a transactional tool in a thread, its outcome appended in its own transaction.
+
+        Returns:
+            The event that is in the log now; None when nothing happened and the failure was handed over.
+
+        Raises:
+            LeaseLost, StoreUnavailable: The transaction could not be seen through.
+        """
+        command = call.command
+        assert isinstance(command, ToolCall)
+        tool = command.tool
+        gate = _Gate()
+        cancel: Callable[[], None] = _nothing
+
+        def make(connection: Any) -> NewEvent:
+            nonlocal cancel
+            cancel = connection.cancel
+            context = self._context(call, attempt, tool.timeout_s, lambda: None, connection)
+            try:
+                value = tool.call_now(codec.decode(command.args), context)
+            except StoreError as error:
+                raise ToolRaised(error) from error
+            event = event_of(Completion(value=value))
+            gate.enter()
+            return event
+
+        started_s = self._sources.monotonic_s()
+        self._watch(call.path, started_s + tool.timeout_s)
+        work = asyncio.ensure_future(asyncio.to_thread(self._tenure.transact, make))
+        try:
+            done, _ = await asyncio.wait({work}, timeout=tool.timeout_s)
+            if not done and gate.shut():
+                # Its statement is cancelled and its commit refused; the log's place is free when it has ended.
+                cancel()
+            return await work
+        except (LeaseLost, StoreError):
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it raised, its transaction was rolled back
+            late = f"no result within {tool.timeout_s:g} s: " if gate.closed else ""
+            latency_us = round((self._sources.monotonic_s() - started_s) * 1e6)
+            self._hand_over(call, attempt, Completion(error=_nothing_happened(error, late)), latency_us)
+            return None
+        finally:
+            self._watch(call.path, None)
 
     async def reconcile(self, call: Call, timeout_s: float) -> Reconciled:
         """Ask the tool's reconciler about a call in doubt."""
@@ -240,7 +314,9 @@ class Effects:
         # This tool must not run and its outcome must not be recorded: stay until cancelled.
         await asyncio.Event().wait()
 
-    def _context(self, call: Call, attempt: int, deadline_s: float, beat: Callable[[], None]) -> ToolContext:
+    def _context(
+        self, call: Call, attempt: int, deadline_s: float, beat: Callable[[], None], connection: Any = None
+    ) -> ToolContext:
         return self._world.make_context(
             idempotency_key=call.key or "",
             attempt=attempt,
@@ -250,6 +326,7 @@ class Effects:
             deadline_s=deadline_s,
             heartbeat=beat,
             cancelled=self._leaving,
+            connection=connection,
         )
 
     # Both
@@ -278,6 +355,19 @@ class Effects:
         else:
             self._deadlines[path] = deadline_s + self._world.limits.grace_s
         self._tenure.overdue_after(min(self._deadlines.values(), default=None))
+
+
+def _nothing() -> None:
+    """No connection to cancel yet."""
+
+
+def _nothing_happened(error: Exception, late: str) -> ToolError:
+    """A failure whose transaction was rolled back: whatever it was, there is no effect."""
+    if isinstance(error, ToolError):
+        return error
+    original = error.original if isinstance(error, ToolRaised) else error
+    info = codec.describe_error(original)
+    return ToolError(late + info.message, error_type=info.type)
 
 
 def _completion_of(task: asyncio.Task[Any]) -> Completion:

@@ -33,6 +33,13 @@ class Host(Protocol):
     def perform(self, call: Call, attempt: int) -> None:
         """Begin an effect; answered by `Session.completed`."""
 
+    def transact(self, call: Call, attempt: int) -> None:
+        """
+        Run a transactional tool, its outcome appended in the tool's own transaction.
+
+        Answered by `Session.committed` with that event, or by `Session.completed` when nothing happened.
+        """
+
     def reconcile(self, call: Call, attempt: int) -> None:
         """Ask the outside world about a call in doubt; answered by `Session.reconciled`."""
 

@@ -18,6 +18,7 @@ from ..journal.store import AppendResult, ThreadState
 from ..journal.tenure import Tenure
 from .commands import Call, ToolCall
 from .effects import Effects, Limits, World
+from .events import VERSIONS, decode_bytes, encode_body, kind_of
 from .recording import Completion
 from .session import Session
 
@@ -70,6 +71,22 @@ class LiveHost:
     def perform(self, call: Call, attempt: int) -> None:
         """Begin an effect as a task of the loop."""
         self._spawn(call, self._effects.perform(call, attempt))
+
+    def transact(self, call: Call, attempt: int) -> None:
+        """Run a transactional tool, as a task of the loop that waits for its thread."""
+
+        def event_of(completion: Completion) -> NewEvent:
+            body = self._live().committed_outcome(call, completion)
+            kind = kind_of(body)
+            return NewEvent(self.new_id(), kind, VERSIONS[kind], encode_body(body))
+
+        async def run() -> None:
+            event = await self._effects.transact(call, attempt, event_of)
+            if event is not None:
+                body = decode_bytes(event.body)
+                self._enter(lambda: self._live().committed(call.path, attempt, body))
+
+        self._spawn(call, run())
 
     def reconcile(self, call: Call, attempt: int) -> None:
         """Ask a tool's reconciler, as a task of the loop."""

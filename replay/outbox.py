@@ -50,6 +50,14 @@ class Outbox:
         self.last_at = body.at
         self.last = body
 
+    def adopt(self, body: ev.EventBody) -> None:
+        """Count an event that was appended by somebody else's transaction, when nothing else was on its way."""
+        assert self.empty
+        self.head += 1
+        self.durable = self.head
+        self.last_at = body.at
+        self.last = body
+
     def discard(self, *message_ids: int) -> None:
         """Take messages that nobody can use any more out of the inbox, with the next append."""
         self._stale.extend(message_ids)

@@ -68,6 +68,9 @@ class ToolContext(Protocol):
     deadline_s: float
     """Seconds this attempt has in all, counted from its start."""
 
+    connection: Any
+    """The open transaction of a transactional tool (a psycopg connection); None for others."""
+
     def heartbeat(self) -> None:
         """Tell that the tool is alive; restarts its idle time-out."""
 
@@ -90,6 +93,7 @@ class MakeContext(Protocol):
         deadline_s: float,
         heartbeat: Callable[[], None],
         cancelled: Callable[[], bool],
+        connection: Any = None,
     ) -> ToolContext:
         """A context for one attempt."""
 
@@ -126,6 +130,10 @@ class ToolSpec(Protocol):
         """How many more attempts a failed repeatable call gets."""
 
     @property
+    def transactional(self) -> bool:
+        """Whether it acts in the journal's own database, in the transaction that records its outcome."""
+
+    @property
     def stoppable(self) -> bool:
         """Whether cancelling a call stops it (async functions); a sync one runs on in its thread."""
 
@@ -146,6 +154,9 @@ class ToolSpec(Protocol):
             ToolError: It failed and asserts that nothing happened.
             BaseException: It failed and may have done something.
         """
+
+    def call_now(self, args: Mapping[str, Any], context: ToolContext) -> Any:
+        """Run a transactional tool in the calling thread; its connection is `context.connection`."""
 
     async def reconcile(self, args: Mapping[str, Any], context: ToolContext) -> Any:
         """Ask the outside world about a call in doubt: `Happened`, `DidNotHappen` or `Unknown`."""

@@ -103,6 +103,38 @@ def outcome(call: Call, done: Completion, *, at: int, policy: Policy) -> ev.Even
             raise AssertionError(f"{call!r} is not performed")
 
 
+def committed_outcome(call: Call, done: Completion, *, at: int, policy: Policy) -> ev.ToolReturned:
+    """
+    The event that a transactional tool's own transaction records.
+
+    Raises:
+        ToolError: The result cannot be recorded; the transaction is to be rolled back.
+    """
+    body = outcome(call, done, at=at, policy=policy)
+    if isinstance(body, ev.ToolReturned):
+        return body
+    assert isinstance(body, ev.ToolFailed)
+    raise ToolError(body.error.message, error_type=body.error.type)
+
+
+def told(call: Call, *, at: int) -> ev.ToolFailed:
+    """The event that tells the program of a doubt, by the tool's own policy."""
+    error = ev.Failure("OutcomeUnknown", "The call was interrupted; it may or may not have happened.")
+    return ev.ToolFailed(at=at, call=call.id, error=error, effect="unknown", attempt=call.attempt)
+
+
+def unbegun(call: Call, *, at: int) -> ev.ToolResolved:
+    """The event of a tool whose start is recorded and that its worker did not begin."""
+    return ev.ToolResolved(at=at, call=call.id, attempt=call.attempt, outcome="did_not_happen", by="worker")
+
+
+def refusal(call: Call, *, at: int) -> ev.ToolFailed:
+    """The event of a call that cannot even begin."""
+    assert isinstance(call.command, ToolCall)
+    error = ev.Failure("BadCall", codec.clean_text(call.command.refused or ""))
+    return ev.ToolFailed(at=at, call=call.id, error=error, effect="none", attempt=0)
+
+
 def run_outcome(done: Done, run: str, *, at: int) -> ev.RunFinished | ev.RunFailed:
     """The event that records how a program ended."""
     if done.error is not None:

@@ -16,22 +16,40 @@ from typing import Literal
 
 from msgspec import Struct
 
-from ..journal import codec
-from ..journal.envelope import NewEvent
 from ..journal.errors import RefoldError
 from ..journal.store import Message
 from . import events as ev
 from .commands import Call, ModelCall, Phase, StepCall, ToolCall
-from .errors import ForeignAwait, ToolError
+from .errors import ForeignAwait
+from .gate import Gate
 from .host import Host
 from .inbox import INPUT
 from .interpreter import Interpreter
 from .matching import doubt_reason, has_news, match, soonest
 from .outbox import Outbox
 from .outcomes import Reconciled
-from .recording import Completion, Policy, beginning, outcome, run_outcome, tool_start, verdict_event
+from .recording import (
+    Completion,
+    Policy,
+    beginning,
+    committed_outcome,
+    outcome,
+    refusal,
+    run_outcome,
+    told,
+    tool_start,
+    unbegun,
+    verdict_event,
+)
 
 Status = Literal["finished", "failed", "cancelled", "parked", "waiting", "released"]
+
+
+_ENDS: dict[type, Status] = {
+    ev.RunFinished: "finished",
+    ev.RunFailed: "failed",
+    ev.RunCancelled: "cancelled",
+}
 
 
 class End(Struct, frozen=True, kw_only=True):
@@ -74,13 +92,11 @@ class Session:
         self._host = host
         self._policy = policy or Policy()
         self._outbox = Outbox(host, head=head, last_at=last_at)
+        self._gate = Gate(host, self._outbox)
         self._base = head
-        self._gated: list[tuple[int, Call]] = []
-        self._performing: dict[str, int] = {}
         self._messages: list[Message] = []
-        self._alone: str | None = None
-        """Path of the transactional tool that runs: nothing is written beside it, inputs wait for it."""
         self._deferred: list[Callable[[], object]] = []
+        """Inputs that came while a transactional tool had the log for itself."""
         self._refused: list[Call] = []
         self._unmatched = False
         """Something has begun to wait since the messages at hand were last looked through."""
@@ -89,6 +105,7 @@ class Session:
         self._halted: BaseException | None = None
         self._stopping: str | None = None
         self._grace_until: int | None = None
+        self._alarm_at: int | None = None
 
     # Inputs
 
@@ -143,7 +160,7 @@ class Session:
         )
         for call in self._pending():
             if call.phase is Phase.BACKOFF and (call.retry_at or 0) > self._at():
-                self._host.alarm(call.retry_at or 0)
+                self._wake_at(call.retry_at)
             else:
                 self._begin(call)
         self._fill()
@@ -168,7 +185,7 @@ class Session:
         """The append under way is durable: *count* events."""
         self._outbox.acked(count)
         if self._halted is None and self.error is None:
-            self._open_gates()
+            self._open_gate()
         self._go_on()
 
     def failed(self, error: BaseException) -> None:
@@ -178,14 +195,12 @@ class Session:
 
     def completed(self, path: str, attempt: int, completion: Completion) -> bool:
         """An effect is over; False if nobody waits for this attempt any more and nothing was recorded."""
-        if self._alone not in (None, path):
+        if self._gate.alone not in (None, path):
             self._deferred.append(partial(self.completed, path, attempt, completion))
             return True
         call = self.interpreter.pending.get(path)
-        if self.error is not None or call is None or self._performing.get(path) != attempt:
+        if self.error is not None or call is None or not self._gate.over(path, attempt):
             return False
-        del self._performing[path]
-        self._alone = None
         if self._halted is not None:
             self._record_unstepped(call, completion)
         else:
@@ -194,29 +209,13 @@ class Session:
         self._go_on()
         return True
 
-    def event_of(self, call: Call) -> Callable[[Completion], NewEvent]:
-        """
-        For a transactional tool: makes the event of its result.
-
-        Raises (when called):
-            ToolError: The result cannot be recorded; its transaction is to be rolled back.
-        """
-
-        def make(completion: Completion) -> NewEvent:
-            body = outcome(call, completion, at=self._at(), policy=self._policy)
-            if not isinstance(body, ev.ToolReturned):
-                raise ToolError(body.error.message, error_type=body.error.type)  # type: ignore[union-attr]
-            kind = ev.kind_of(body)
-            return NewEvent(self._host.new_id(), kind, ev.VERSIONS[kind], ev.encode_body(body))
-
-        return make
+    def committed_outcome(self, call: Call, completion: Completion) -> ev.ToolReturned:
+        """What a transactional tool's own transaction records. Raises `ToolError` when it cannot be recorded."""
+        return committed_outcome(call, completion, at=self._at(), policy=self._policy)
 
     def committed(self, path: str, attempt: int, body: ev.EventBody) -> None:
         """A transactional tool is over, and *body* that records it is in the log already."""
-        assert self._performing.get(path) == attempt
-        del self._performing[path]
-        self._alone = None
-        if self.error is not None:
+        if not self._gate.over(path, attempt) or self.error is not None:
             return
         try:
             calls = self.interpreter.apply(self._outbox.head + 1, body)
@@ -230,13 +229,12 @@ class Session:
 
     def reconciled(self, path: str, attempt: int, verdict: Reconciled) -> None:
         """The outside world has said what it knows of an attempt in doubt."""
-        if self._alone is not None:
+        if self._gate.alone is not None:
             self._deferred.append(partial(self.reconciled, path, attempt, verdict))
             return
         call = self.interpreter.pending.get(path)
-        if self.error is not None or call is None or self._performing.get(path) != attempt:
+        if self.error is not None or call is None or not self._gate.over(path, attempt):
             return
-        del self._performing[path]
         if call.phase is Phase.DOUBT and self._halted is None:
             self._looked_up.add(path)
             event = verdict_event(call, verdict, at=self._at())
@@ -245,40 +243,38 @@ class Session:
         self._go_on()
 
     def deliver(self, messages: Sequence[Message]) -> None:
-        """Messages have arrived in the inbox."""
+        """Messages have arrived in the inbox; what comes after the end is not looked at, and so not seen."""
+        if self.end is not None:
+            return
         self._remember(messages)
-        if self._alone is not None:
+        if self._gate.alone is not None:
             self._unmatched = True
-        elif self._halted is None and self.error is None and self.end is None:
+        elif self._halted is None and self.error is None:
             self._match_messages()
             self._go_on()
 
     def alarm(self) -> None:
         """The wall clock has reached an alarm, or may have."""
-        if self._alone is not None:
+        if self._gate.alone is not None:
             self._deferred.append(self.alarm)
             return
         if self._halted is not None or self.error is not None or self.end is not None:
             return
+        self._alarm_at = None
         now = self._at()
         if self._grace_until is not None and now >= self._grace_until:
             self._give_up()
         for call in self._pending():
-            if call.phase is Phase.WAITING and call.due is not None and call.due <= now:
-                self._emit(ev.TimerFired(at=now, call=call.id))
-            elif (
-                call.phase is Phase.BACKOFF
-                and (call.retry_at or 0) <= now
-                and call.path not in self._performing
-            ):
-                self._begin(call)
-            elif call.phase is Phase.DOUBT and call.path not in self._performing:
-                self._settle_doubt(call)
+            if self._halted is not None or self.interpreter.ended is not None:
+                break
+            self._strike(call, now)
+        self._wake_at(self._grace_until)
+        self._wake_at(soonest(self.interpreter, self.holds, now=now))
         self._go_on()
 
     def stop(self, reason: str, *, grace_s: float = 0.0) -> None:
         """Leave in good order: begin nothing, give what runs *grace_s*, record it, then release."""
-        if self._alone is not None:
+        if self._gate.alone is not None:
             self._deferred.append(partial(self.stop, reason, grace_s=grace_s))
             return
         if self._stopping is not None or self.end is not None or self.error is not None:
@@ -307,9 +303,9 @@ class Session:
         command = call.command
         match command:
             case ModelCall():
-                self._gate(self._base, call)
+                self._gate.hold(self._base, call)
             case StepCall():
-                self._gate(self._base if command.read_only else self._outbox.head, call)
+                self._gate.hold(self._base if command.read_only else self._outbox.head, call)
             case ToolCall() if call.phase is Phase.BACKOFF:
                 self._start_tool(call)
             case ToolCall() if call.phase is Phase.REFUSED:
@@ -317,6 +313,7 @@ class Session:
             case _ if (begun := beginning(call, at=self._outbox.last_at)) is not None:
                 self._emit(begun)
                 self._unmatched = True
+                self._wake_at(call.due)
             case _:
                 pass
 
@@ -326,47 +323,19 @@ class Session:
             self._start_tool(call)
 
     def _start_tool(self, call: Call) -> None:
+        # Held first: what the emitted start lets begin comes after it.
+        self._gate.hold(self._outbox.head + 1, call)
         self._emit(tool_start(call, at=self._outbox.last_at, uid=self.interpreter.uid))
-        self._gate(self._outbox.head, call)
 
-    def _gate(self, seq: int, call: Call) -> None:
-        # A tool's attempt is its recorded start; a model call's is one after its recorded failures.
-        self._performing[call.path] = call.attempt + (0 if isinstance(call.command, ToolCall) else 1)
-        self._gated.append((seq, call))
-        self._open_gates()
-
-    def _open_gates(self) -> None:
-        """Perform what waited for its events to be durable; a transactional tool waits for all of them."""
-        if self._idle_by_order() or self._alone is not None:
-            return
-        gated, self._gated = self._gated, []
-        for position, (seq, call) in enumerate(gated):
-            transactional = isinstance(call.command, ToolCall) and call.command.tool.transactional
-            if transactional and self._outbox.empty:
-                self._alone = call.path
-                self._gated += gated[position + 1 :]
-                self._host.transact(call, self._performing[call.path])
-                return
-            if transactional or seq > self._outbox.durable:
-                self._gated.append((seq, call))
-            else:
-                self._host.perform(call, self._performing[call.path])
+    def _open_gate(self) -> None:
+        if not self._idle_by_order():
+            self._gate.open()
 
     def _drop_gated(self) -> None:
         """What was only about to begin will not; a tool whose start is on its way did not happen."""
-        gated, self._gated = self._gated, []
-        for _, call in gated:
-            del self._performing[call.path]
+        for call in self._gate.drop():
             if isinstance(call.command, ToolCall):
-                self._emit(
-                    ev.ToolResolved(
-                        at=self._at(),
-                        call=call.id,
-                        attempt=call.attempt,
-                        outcome="did_not_happen",
-                        by="worker",
-                    )
-                )
+                self._emit(unbegun(call, at=self._at()))
 
     def _idle_by_order(self) -> bool:
         return self._stopping is not None or self._halted is not None or self.interpreter.cancelling
@@ -377,16 +346,28 @@ class Session:
         self._emit(outcome(call, completion, at=self._at(), policy=self._policy))
         if call.phase is Phase.DOUBT:
             self._settle_doubt(call)
-        if call.phase is Phase.BACKOFF and call.retry_at is not None:
-            self._host.alarm(call.retry_at)
+        if call.phase is Phase.BACKOFF:
+            self._wake_at(call.retry_at)
+
+    def _strike(self, call: Call, now: int) -> None:
+        """Let a call know that it is now as late as *now*."""
+        idle = not self._gate.holds(call)
+        if call.phase is Phase.WAITING and call.due is not None and call.due <= now:
+            self._emit(ev.TimerFired(at=now, call=call.id))
+        elif call.phase is Phase.BACKOFF and (call.retry_at or 0) <= now and idle:
+            self._begin(call)
+        elif call.phase is Phase.DOUBT and idle:
+            self._settle_doubt(call)
+
+    def _wake_at(self, at_us: int | None) -> None:
+        """See to it that `alarm` comes by *at_us*, whatever else goes on until then."""
+        if at_us is not None and (self._alarm_at is None or at_us < self._alarm_at):
+            self._alarm_at = at_us
+            self._host.alarm(at_us)
 
     def _refuse(self, call: Call) -> None:
-        if self._idle_by_order() or not isinstance(call.command, ToolCall):
-            return
-        error = ev.Failure("BadCall", codec.clean_text(call.command.refused or ""))
-        self._emit(
-            ev.ToolFailed(at=self._outbox.last_at, call=call.id, error=error, effect="none", attempt=0)
-        )
+        if not self._idle_by_order():
+            self._emit(refusal(call, at=self._outbox.last_at))
 
     def _settle_doubt(self, call: Call) -> None:
         """Apply the tool's policy to a call that is in doubt."""
@@ -397,24 +378,14 @@ class Session:
         if policy == "park" or call.path in self._looked_up:
             return
         if self.holds.get(call.path, 0) > self._at():
-            self._host.alarm(self.holds[call.path])
+            self._wake_at(self.holds[call.path])
             return
         if policy == "retry":
             self._start_tool(call)
-        elif policy == "reconcile" and call.path not in self._performing:
-            self._performing[call.path] = call.attempt
-            self._host.reconcile(call, call.attempt)
+        elif policy == "reconcile" and not self._gate.holds(call):
+            self._gate.reconcile(call)
         elif policy == "tell_model":
-            text = "The call was interrupted; it may or may not have happened."
-            self._emit(
-                ev.ToolFailed(
-                    at=self._at(),
-                    call=call.id,
-                    error=ev.Failure("OutcomeUnknown", text),
-                    effect="unknown",
-                    attempt=call.attempt,
-                )
-            )
+            self._emit(told(call, at=self._at()))
 
     def _record_unstepped(self, call: Call, completion: Completion) -> None:
         """After a halt the program cannot be stepped; what a tool has returned is recorded all the same."""
@@ -436,11 +407,10 @@ class Session:
             return
         self._emit(body, consumed=message_id)
         self._drop_gated()
-        for path in list(self._performing):
+        for path in self._gate.paths():
             call = self.interpreter.pending[path]
             if not isinstance(call.command, ToolCall):
-                del self._performing[path]
-                self._host.abandon(call)
+                self._gate.abandon(call)
         self._set_grace(self._policy.cancel_grace_s)
 
     def _match_messages(self) -> None:
@@ -514,7 +484,7 @@ class Session:
 
     def _halt(self, error: BaseException) -> None:
         self._halted = error
-        self._gated.clear()
+        self._gate.drop()
         run = self.interpreter.run_id
         self._put(
             ev.RunReleased(at=self._outbox.last_at, run=run, reason=f"stopped by {type(error).__name__}")
@@ -523,7 +493,7 @@ class Session:
     # Ending
 
     def _go_on(self) -> None:
-        if self.end is not None or self.error is not None or self._alone is not None:
+        if self.end is not None or self.error is not None or self._gate.alone is not None:
             return
         deferred, self._deferred = self._deferred, []
         for step in deferred:
@@ -536,12 +506,13 @@ class Session:
                 self._unmatched = False
                 self._match_messages()
         self._outbox.flush(leaving=self._stopping is not None)
-        if self._performing or not self._outbox.empty:
+        self._open_gate()
+        if not self._gate.idle or not self._outbox.empty:
             return
         if self._halted is not None:
             self.error = self._halted
         elif self.interpreter.ended is not None:
-            self._finish_ended(self.interpreter.ended)
+            self.end = End(status=_ENDS[type(self.interpreter.ended)])
         elif self.interpreter.cancelling:
             self._give_up()
             self._outbox.flush(leaving=self._stopping is not None)
@@ -550,15 +521,6 @@ class Session:
         else:
             self._rest()
 
-    def _finish_ended(self, body: ev.EventBody) -> None:
-        match body:
-            case ev.RunFinished():
-                self.end = End(status="finished")
-            case ev.RunFailed():
-                self.end = End(status="failed")
-            case _:
-                self.end = End(status="cancelled")
-
     def _rest(self) -> None:
         """Nothing is being done: wait for a clock that will strike soon, or leave."""
         if isinstance(self._outbox.last, ev.RunReleased | ev.RunParked):
@@ -566,7 +528,7 @@ class Session:
             return
         due = soonest(self.interpreter, self.holds, now=self._at())
         if due is not None and due <= self._at() + round(self._policy.hold_wait_s * 1e6):
-            self._host.alarm(due)
+            self._wake_at(due)
             return
         run, doubts = self.interpreter.run_id, self._doubts()
         if doubts:
@@ -591,10 +553,9 @@ class Session:
         """Grace is over: what still runs is in doubt, and a cancelled run ends."""
         self._grace_until = None
         at = self._at()
-        for path in list(self._performing):
+        for path in self._gate.paths():
             call = self.interpreter.pending[path]
-            del self._performing[path]
-            self._host.abandon(call)
+            self._gate.abandon(call)
             if call.phase is Phase.STARTED:
                 why = "it was still running when its worker left"
                 self._emit(ev.ToolInDoubt(at=at, call=call.id, attempt=call.attempt, why=why))
@@ -602,9 +563,9 @@ class Session:
             self._emit(ev.RunCancelled(at=at, run=self.interpreter.run_id, reason="cancelled"))
 
     def _set_grace(self, grace_s: float) -> None:
-        if self._performing:
+        if not self._gate.idle:
             self._grace_until = self._at() + round(grace_s * 1e6)
-            self._host.alarm(self._grace_until)
+            self._wake_at(self._grace_until)
 
     def _pending(self) -> list[Call]:
         return list(self.interpreter.pending.values())

@@ -1,0 +1,91 @@
+"""The write-ahead rule: an effect begins only when the events that led to it are durable."""
+
+from __future__ import annotations
+
+from .commands import Call, ToolCall
+from .host import Host
+from .outbox import Outbox
+
+
+class Gate:
+    """
+    The effects of a session: those that wait for events to be durable, and those under way.
+
+    Args:
+        host: Performs them.
+        outbox: Knows what is durable.
+
+    Attributes:
+        alone: Path of the transactional tool under way; beside it nothing begins and nothing is written.
+    """
+
+    def __init__(self, host: Host, outbox: Outbox) -> None:
+        self.alone: str | None = None
+        self._host = host
+        self._outbox = outbox
+        self._waiting: list[tuple[int, Call]] = []
+        self._attempts: dict[str, int] = {}
+        """Attempt by path of whatever waits or is under way."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits and nothing is under way."""
+        return not self._attempts
+
+    def holds(self, call: Call) -> bool:
+        """Whether an attempt of *call* waits or is under way."""
+        return call.path in self._attempts
+
+    def paths(self) -> list[str]:
+        """Paths of what waits or is under way."""
+        return list(self._attempts)
+
+    def hold(self, seq: int, call: Call) -> None:
+        """Begin the next attempt of *call* when seq *seq* is durable."""
+        self._attempts[call.path] = call.attempt + 1
+        self._waiting.append((seq, call))
+        self.open()
+
+    def reconcile(self, call: Call) -> None:
+        """Ask the outside world about the attempt of *call* that is in doubt."""
+        self._attempts[call.path] = call.attempt
+        self._host.reconcile(call, call.attempt)
+
+    def open(self) -> None:
+        """Begin what waited long enough; a transactional tool waits until everything is durable."""
+        if self.alone is not None:
+            return
+        waiting, self._waiting = self._waiting, []
+        for position, (seq, call) in enumerate(waiting):
+            transactional = isinstance(call.command, ToolCall) and call.command.tool.transactional
+            if transactional and self._outbox.empty:
+                self.alone = call.path
+                self._waiting += waiting[position + 1 :]
+                self._host.transact(call, self._attempts[call.path])
+                return
+            if transactional or seq > self._outbox.durable:
+                self._waiting.append((seq, call))
+            else:
+                self._host.perform(call, self._attempts[call.path])
+
+    def over(self, path: str, attempt: int) -> bool:
+        """That attempt has come to its end; False if nobody waits for it any more."""
+        if self._attempts.get(path) != attempt:
+            return False
+        del self._attempts[path]
+        if self.alone == path:
+            self.alone = None
+        return True
+
+    def drop(self) -> list[Call]:
+        """Begin nothing of what waits; those calls."""
+        dropped = [call for _, call in self._waiting]
+        self._waiting.clear()
+        for call in dropped:
+            del self._attempts[call.path]
+        return dropped
+
+    def abandon(self, call: Call) -> None:
+        """Wait no longer for what is under way, and ask it to stop."""
+        del self._attempts[call.path]
+        self._host.abandon(call)

@@ -1,0 +1,165 @@
+"""Transactional tools: what they write and what the log says of them commit together, whatever breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from fault_proxy import Cut, FaultProxy
+
+import refold
+from refold import Journal, Run, ToolContext, ToolDefinitionError, ToolError, program, tool
+from refold.replay import rebuild
+from refold.replay.runner import read_all
+
+
+@tool(transactional=True)
+def book(amount: int, context: ToolContext) -> int:
+    """Book an amount."""
+    context.connection.execute("insert into ledger (amount) values (%s)", (amount,))
+    if amount < 0:
+        raise ValueError("negative")
+    return amount
+
+
+@tool(read_only=True)
+async def look(key: str) -> str:
+    """Look."""
+    return key
+
+
+@program
+async def books(run: Run, amounts: list[int]) -> list[Any]:
+    async def one(amount: int) -> Any:
+        try:
+            return await run.tool(book, amount)
+        except ToolError as error:
+            return [error.error_type, error.effect]
+
+    return await run.gather(*(one(amount) for amount in amounts), run.tool(look, "x"))
+
+
+@pytest.fixture
+def journal(pg_dsn: str) -> Iterator[Journal]:
+    with psycopg.connect(pg_dsn, autocommit=True) as connection:
+        connection.execute("create table ledger (amount int)")
+    with Journal.open(pg_dsn) as made:
+        yield made
+
+
+def ledger(dsn: str) -> list[int]:
+    with psycopg.connect(dsn) as connection:
+        return sorted(row[0] for row in connection.execute("select amount from ledger"))
+
+
+async def test_effect_and_result_commit_together_and_a_failure_leaves_neither(journal: Journal, pg_dsn: str) -> None:
+    result = await refold.run(books, [1, 2, -3], journal=journal, thread="t")
+
+    assert result.output == [1, 2, ["ValueError", "none"], "x"]
+    assert ledger(pg_dsn) == [1, 2]
+    rebuild.replay(books, "t", read_all(journal, "t"))
+
+
+@pytest.mark.parametrize("cut", list(Cut))
+async def test_a_commit_without_an_answer_is_one_effect_and_one_result(
+    pg_dsn: str, postgres_server: Any, cut: Cut
+) -> None:
+    """H24: the answer of the COMMIT is lost, or the COMMIT itself."""
+    with psycopg.connect(pg_dsn, autocommit=True) as connection:
+        connection.execute("create table ledger (amount int)")
+        database = connection.info.dbname
+    proxy = FaultProxy(postgres_server.socket)
+
+    @tool(transactional=True)
+    def breaks(context: ToolContext) -> str:
+        """Breaks."""
+        context.connection.execute("insert into ledger (amount) values (7)")
+        if not proxy.cut.is_set():
+            proxy.arm(cut, "COMMIT")
+        return "booked"
+
+    @program
+    async def runs(run: Run) -> str:
+        return await run.tool(breaks)
+
+    with Journal.open(proxy.dsn(database)) as journal:
+        result = await refold.run(runs, journal=journal, thread="t")
+        assert proxy.cut.is_set()
+        events = read_all(journal, "t")
+    assert result.output == "booked"
+    assert ledger(pg_dsn) == [7]
+    assert [event.kind for event in events].count("tool_returned") == 1
+    rebuild.replay(runs, "t", events)
+
+
+async def test_a_transactional_tool_that_takes_too_long_is_rolled_back(journal: Journal, pg_dsn: str) -> None:
+    @tool(transactional=True, timeout_s=0.1)
+    def sleeps(context: ToolContext) -> str:
+        """Sleeps."""
+        context.connection.execute("insert into ledger (amount) values (9)")
+        context.connection.execute("select pg_sleep(20)")
+        return "never"
+
+    @program
+    async def runs(run: Run) -> Any:
+        try:
+            return await run.tool(sleeps)
+        except ToolError as error:
+            return [error.effect, error.message]
+
+    began = time.monotonic()
+    result = await refold.run(runs, journal=journal, thread="t")
+
+    assert result.output[0] == "none"
+    assert "0.1 s" in result.output[1]
+    assert ledger(pg_dsn) == []
+    assert time.monotonic() - began < 15
+
+
+async def test_siblings_that_finish_meanwhile_are_recorded_after_it(journal: Journal, pg_dsn: str) -> None:
+    inside, go = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    @tool(transactional=True)
+    def slow(context: ToolContext) -> str:
+        """Slow."""
+        loop.call_soon_threadsafe(inside.set)
+        asyncio.run_coroutine_threadsafe(go.wait(), loop).result(10)
+        context.connection.execute("insert into ledger (amount) values (1)")
+        return "slow"
+
+    @tool(read_only=True)
+    async def quick() -> str:
+        """Quick."""
+        await inside.wait()
+        loop.call_later(0.01, go.set)
+        return "quick"
+
+    @program
+    async def runs(run: Run) -> Any:
+        return await run.gather(run.tool(quick), run.tool(slow))
+
+    result = await refold.run(runs, journal=journal, thread="t")
+
+    assert result.output == ["quick", "slow"]
+    assert ledger(pg_dsn) == [1]
+    rebuild.replay(runs, "t", read_all(journal, "t"))
+
+
+async def test_a_journal_in_memory_says_that_it_has_no_transactions() -> None:
+    with Journal.memory() as journal, pytest.raises(refold.StoreRefused, match="PostgreSQL"):
+        await refold.run(books, [1], journal=journal, thread="t")
+
+
+def test_a_transactional_tool_is_a_sync_function_with_a_context() -> None:
+    async def unfit(context: ToolContext) -> None: ...
+
+    def blind() -> None: ...
+
+    for function in (unfit, blind):
+        with pytest.raises(ToolDefinitionError, match="transactional"):
+            tool(transactional=True)(function)
