@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from .journal.errors import StoreUnavailable as StoreUnavailable
     from .journal.errors import ThreadBusy as ThreadBusy
     from .journal.errors import ThreadNotFound as ThreadNotFound
+    from .journal.errors import ThreadsDiffer as ThreadsDiffer
+    from .journal.errors import ThreadSealed as ThreadSealed
     from .journal.errors import UnsupportedValue as UnsupportedValue
     from .journal.errors import UsageError as UsageError
     from .journal.journal import Journal as Journal
@@ -77,6 +79,8 @@ _HOMES = {
         "StoreUnavailable",
         "ThreadBusy",
         "ThreadNotFound",
+        "ThreadSealed",
+        "ThreadsDiffer",
         "UnsupportedValue",
         "UsageError",
     ),

@@ -85,6 +85,7 @@ create table refold.threads (
   state        text        collate "C" not null default 'idle'
                check (state in ('idle', 'running', 'waiting', 'parked', 'finished', 'failed', 'cancelled')),
   wake_at      timestamptz,
+  sealed       boolean     not null default false,
   updated_at   timestamptz not null default refold.now()
 ) with (fillfactor = 70);
 
@@ -389,6 +390,9 @@ begin
   if not found then
     outcome := 'missing';
     return;
+  elsif v_row.sealed then
+    outcome := 'sealed';
+    return;
   end if;
   remaining_s := extract(epoch from v_row.lease_until - refold.now());
   now_us := extract(epoch from refold.now()) * 1000000;
@@ -484,6 +488,90 @@ begin
 end $$;
 
 
+-- -------------------------------------------------------------------------------------- imported threads
+
+-- The chain over envelopes, as every writer computes it.
+create function refold.chain(
+  p_previous bytea, p_seq bigint, p_id uuid, p_version smallint, p_kind text, p_body bytea)
+returns bytea
+language sql immutable parallel safe
+return sha256(p_previous || int8send(p_seq) || uuid_send(p_id) || int2send(p_version)
+              || int2send(octet_length(p_kind)::smallint) || convert_to(p_kind, 'UTF8') || sha256(p_body));
+
+-- Events of another journal, with their ids, hashes and times, in a thread that is made for them and sealed:
+-- nobody can hold it until somebody adopts it. For the owner alone, since they enter without a tenure. The
+-- chain is checked here again; fault is the seq where it breaks.
+create function refold.admit(
+  p_thread      text,
+  p_expected    bigint,
+  p_head_hash   bytea,
+  p_state       text,
+  p_ids         uuid[],
+  p_kinds       text[],
+  p_versions    smallint[],
+  p_recorded    bigint[],
+  p_hashes      bytea[],
+  p_bodies      bytea[],
+  out outcome   text,
+  out fault     bigint)
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '5s' as $$
+declare
+  v_row refold.threads;
+  v_xid bigint := refold.current_xid();
+  v_count integer := cardinality(p_ids);
+  v_hash bytea := p_head_hash;
+begin
+  for i in 1..v_count loop
+    v_hash := refold.chain(v_hash, p_expected + i, p_ids[i], p_versions[i], p_kinds[i], p_bodies[i]);
+    if v_hash <> p_hashes[i] then
+      outcome := 'corrupt';
+      fault := p_expected + i;
+      return;
+    end if;
+  end loop;
+  if p_expected = 0 and p_head_hash = sha256('refold log 1') then
+    insert into refold.threads (thread, sealed) values (p_thread, true) on conflict (thread) do nothing;
+  end if;
+  select t.* into v_row from refold.threads t where t.thread = p_thread for no key update;
+  if v_row.head >= p_expected + v_count then
+    outcome := case when exists (select from refold.events e
+                                  where e.thread = p_thread and e.seq = p_expected + v_count and e.hash = v_hash)
+                    then 'present' else 'fork' end;
+  elsif v_row.head is distinct from p_expected or v_row.head_hash <> p_head_hash then
+    outcome := 'fork';
+  elsif not v_row.sealed then
+    outcome := 'open';
+  else
+    update refold.threads t
+       set head = p_expected + v_count, head_hash = v_hash, head_xid = v_xid, state = p_state,
+           updated_at = refold.now()
+     where t.thread = p_thread;
+    insert into refold.events (thread, seq, id, kind, version, fence, xid, recorded_at, hash, body)
+    select p_thread, p_expected + u.i, u.id, u.kind, u.version, 0, v_xid, refold.from_micros(u.at), u.hash, u.body
+      from unnest(p_ids, p_kinds, p_versions, p_recorded, p_hashes, p_bodies)
+           with ordinality u(id, kind, version, at, hash, body, i);
+    outcome := 'admitted';
+  end if;
+end $$;
+
+-- True if the thread was sealed until now; null if it is not there.
+create function refold.adopt(p_thread text) returns boolean
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '5s' as $$
+declare
+  v_sealed boolean;
+begin
+  select t.sealed into v_sealed from refold.threads t where t.thread = p_thread for no key update;
+  if v_sealed then
+    update refold.threads t set sealed = false where t.thread = p_thread;
+  end if;
+  return v_sealed;
+end $$;
+
+
 -- --------------------------------------------------------------------------------------------- reading
 
 create function refold.read(p_thread text, p_after bigint, p_upto bigint, p_limit bigint)
@@ -534,7 +622,8 @@ select t.thread,
        t.created_at,
        t.updated_at,
        (select count(*) from refold.inbox m
-         where m.thread = t.thread and m.consumed_seq is null) as inbox_waiting
+         where m.thread = t.thread and m.consumed_seq is null) as inbox_waiting,
+       t.sealed
   from refold.threads t;
 
 -- A page of threads, newest first, after a row (created_at, thread). Of several states each gives its own
@@ -567,9 +656,9 @@ begin
                select n.thread, n.created_at from refold.threads n
                 -- n.state = u.state, said so that only the index by state can serve it.
                 where n.state >= u.state and (n.state, n.created_at, n.thread) < (u.state, v_after_at, p_after)
-                  -- Of running threads only those without a live lease need somebody.
-                  and (not p_attention or n.state <> 'running'
-                       or n.lease_until is null or n.lease_until <= refold.now())
+                  -- Of running threads only those without a live lease need somebody; of sealed ones none.
+                  and (not p_attention or not n.sealed
+                       and (n.state <> 'running' or n.lease_until is null or n.lease_until <= refold.now()))
                 order by n.state desc, n.created_at desc, n.thread desc
                 limit p_limit) t
             order by t.created_at desc, t.thread desc
@@ -640,7 +729,7 @@ begin
   if not p_read_only then
     execute format(
       'grant execute on function refold.create, refold.acquire, refold.renew, refold.release, refold.append,
-         refold.append_batch, refold.append_many, refold.recorded, refold.send to %I', p_role);
+         refold.append_batch, refold.append_many, refold.recorded, refold.send, refold.adopt to %I', p_role);
   end if;
 end $$;
 

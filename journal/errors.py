@@ -9,6 +9,8 @@ RefoldError
 │   └── UnsupportedValue       a value the codec refuses, with its path
 ├── ThreadNotFound             no such thread                                (exit 2)
 ├── ThreadBusy                 a live worker holds the thread
+├── ThreadSealed               an imported thread that nobody has adopted     (exit 2)
+├── ThreadsDiffer              an import that is no continuation of the thread
 ├── LeaseLost                  another worker owns the thread now; stop
 ├── StoreError                                                               (exit 3)
 │   ├── StoreUnavailable       unreachable, or the answer was lost and the retries too
@@ -79,6 +81,28 @@ class ThreadBusy(RefoldError):
         )
         self.thread = thread
         self.remaining_s = remaining_s
+
+
+class ThreadSealed(RefoldError):
+    """An imported thread that nobody has adopted: it may still go on where it came from."""
+
+    exit_code = 2
+
+    def __init__(self, thread: str) -> None:
+        super().__init__(
+            f"thread {thread!r} was imported and is sealed: it can be shown, replayed and forked. To resume it here, "
+            "make sure that it does not go on where it came from, then adopt it ('refold import FILE --adopt')"
+        )
+        self.thread = thread
+
+
+class ThreadsDiffer(RefoldError):
+    """A thread that is to be imported is not the one that is here under its name; nothing was written."""
+
+    def __init__(self, thread: str, seq: int, why: str) -> None:
+        super().__init__(f"thread {thread!r} was not imported, seq {seq}: {why}")
+        self.thread = thread
+        self.seq = seq
 
 
 class LeaseLost(RefoldError):

@@ -16,6 +16,8 @@ from .memory import MemoryStore
 from .renewer import Renewer
 from .sources import SYSTEM, Sources
 from .store import (
+    Admission,
+    Admitted,
     Append,
     AppendResult,
     Busy,
@@ -169,6 +171,7 @@ class Journal:
         Raises:
             ThreadBusy: A live worker holds it.
             ThreadNotFound: It is not there and *create* is off.
+            ThreadSealed: It was imported and nobody has adopted it.
         """
         check_thread_id(thread)
         # One holder id for all the retries: an acquire whose answer was lost finds itself the holder.
@@ -249,6 +252,21 @@ class Journal:
     def inbox(self, thread: str, *, after: int = 0, consumed: bool = False) -> list[Message]:
         """Messages that wait, in order of arrival; with *consumed* those already taken too."""
         return self._patiently(lambda: self.store.inbox(thread, after=after, consumed=consumed))
+
+    def admit(self, admission: Admission) -> Admitted:
+        """Keep events of another journal in a sealed thread, or say why not; `journal.export` imports files."""
+        return self._patiently(lambda: self.store.admit(admission))
+
+    def adopt(self, thread: str) -> bool:
+        """
+        Let an imported thread be resumed here; False if it was not sealed.
+
+        Make sure first that it does not go on where it came from: two journals would both act on it.
+
+        Raises:
+            ThreadNotFound: No such thread.
+        """
+        return self._patiently(lambda: self.store.adopt(thread))
 
     def close(self) -> None:
         """See every append already taken through, then close; leases still held run out by themselves."""

@@ -10,6 +10,7 @@ from .envelope import (
     EVENT_BYTES_MAX,
     KEY_BYTES_MAX,
     KIND_BYTES_MAX,
+    Event,
     NewEvent,
 )
 from .errors import LimitExceeded, UsageError
@@ -60,6 +61,12 @@ def check_batch(thread: str, expected: int, events: Sequence[NewEvent]) -> None:
             f"an append to thread {thread!r} has {total} bytes, the limit is {BATCH_BYTES_MAX}; "
             "append it in several batches"
         )
+
+
+def check_events(thread: str, events: Sequence[Event]) -> None:
+    """Raise `LimitExceeded` unless recorded *events* can be kept in *thread*, all at once."""
+    first = events[0].seq - 1 if events else 0
+    check_batch(thread, first, [NewEvent(each.id, each.kind, each.version, each.body) for each in events])
 
 
 def check_message(thread: str, key: str, kind: str, body: bytes) -> None:

@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
-from .envelope import GENESIS, Event, check_thread_id
-from .errors import StoreRefused, StoreUnavailable, ThreadNotFound, UsageError
-from .limits import check_message
+from .envelope import GENESIS, Event, chain, check_thread_id
+from .errors import Corrupt, StoreRefused, StoreUnavailable, ThreadNotFound, ThreadSealed, UsageError
+from .limits import check_events, check_message
 from .sources import SYSTEM, Sources
 from .store import (
+    Admission,
+    Admitted,
     Append,
     AppendResult,
     Busy,
@@ -43,6 +45,7 @@ class _Thread:
         "inbox",
         "keys",
         "lease_until",
+        "sealed",
         "state",
         "updated_at",
         "waiting",
@@ -63,6 +66,7 @@ class _Thread:
         self.inbox: list[Message] = []
         self.keys: dict[str, int] = {}
         self.waiting: set[int] = set()
+        self.sealed = False
 
 
 class MemoryStore:
@@ -95,10 +99,7 @@ class MemoryStore:
             self._check_open()
             if thread in self._threads:
                 return False
-            now_us = self._sources.now_us()
-            self._threads[thread] = _Thread(now_us)
-            place = (now_us, thread)
-            self._order.insert(bisect_left(self._order, place), place)
+            self._create(thread)
             return True
 
     def info(self, thread: str) -> ThreadInfo:
@@ -136,6 +137,8 @@ class MemoryStore:
         """Take the thread if it is free, expired, or already *holder*'s; the fence grows unless it is."""
         with self._lock:
             row = self._find(thread)
+            if row.sealed:
+                raise ThreadSealed(thread)
             now_us = self._sources.now_us()
             left_open = row.holder is not None
             if row.holder != holder:
@@ -263,6 +266,56 @@ class MemoryStore:
                 return row.inbox[max(after, 0) :]
             return [row.inbox[message - 1] for message in sorted(row.waiting) if message > after]
 
+    def admit(self, admission: Admission) -> Admitted:
+        """Keep events of another journal in a sealed thread, or say why not."""
+        thread, given = check_thread_id(admission.thread), admission.events
+        check_events(thread, given)
+        with self._lock:
+            self._check_open()
+            row = self._threads.get(thread)
+            last = admission.expected + len(given)
+            if row is not None and len(row.events) >= last:
+                same = row.events[last - 1].hash == given[-1].hash
+                return Admitted.PRESENT if same else Admitted.FORK
+            head, head_hash = (0, GENESIS) if row is None else (len(row.events), row.head_hash)
+            if (head, head_hash) != (admission.expected, admission.expected_hash):
+                return Admitted.FORK
+            if row is not None and not row.sealed:
+                return Admitted.OPEN
+            previous = head_hash
+            for seq, event in enumerate(given, head + 1):
+                if chain(previous, seq, event) != event.hash:
+                    raise Corrupt(thread, seq, "its hash does not follow from the event before")
+                previous = event.hash
+            if row is None:
+                row = self._create(thread)
+                row.sealed = True
+            self._xid += 1
+            for seq, event in enumerate(given, head + 1):
+                row.events.append(
+                    Event(
+                        thread,
+                        seq,
+                        event.id,
+                        event.kind,
+                        event.version,
+                        0,
+                        event.recorded_at,
+                        event.hash,
+                        event.body,
+                    )
+                )
+                self._feed.append((self._xid, thread, seq))
+            row.head_hash, row.state, row.updated_at = previous, admission.state, self._sources.now_us()
+            return Admitted.ADMITTED
+
+    def adopt(self, thread: str) -> bool:
+        """Let a sealed thread be acquired; False if it was not sealed. Raises `ThreadNotFound`."""
+        with self._lock:
+            row = self._find(thread)
+            was, row.sealed = row.sealed, False
+            return was
+
     def close(self) -> None:
         """Refuse further calls; what was stored is gone with the object."""
         self._closed = True
@@ -315,6 +368,13 @@ class MemoryStore:
             )
             row.waiting.discard(message)
 
+    def _create(self, thread: str) -> _Thread:
+        now_us = self._sources.now_us()
+        row = self._threads[thread] = _Thread(now_us)
+        place = (now_us, thread)
+        self._order.insert(bisect_left(self._order, place), place)
+        return row
+
     def _check_open(self) -> None:
         if self._closed:
             raise StoreUnavailable("this journal is closed; open another one")
@@ -327,6 +387,8 @@ class MemoryStore:
         return row
 
     def _needs_attention(self, row: _Thread) -> bool:
+        if row.sealed:
+            return False
         if row.state is ThreadState.RUNNING:
             return row.holder is None or row.lease_until <= self._sources.now_us()
         return row.state in _ATTENTION
@@ -347,4 +409,5 @@ class MemoryStore:
             created_at=row.created_at,
             updated_at=row.updated_at,
             inbox_waiting=len(row.waiting),
+            sealed=row.sealed,
         )

@@ -19,8 +19,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
 from . import statements as sql
+from .admission import Admitting
 from .envelope import Event, check_thread_id
-from .errors import RefoldError, StoreUnavailable, ThreadNotFound, UsageError
+from .errors import RefoldError, StoreUnavailable, ThreadNotFound, ThreadSealed, UsageError
 from .install import check_server, ensure_schema
 from .limits import check_message
 from .sqlstate import refusal
@@ -99,7 +100,7 @@ class _Undone(Exception):
         self.result = result
 
 
-class PostgresStore:
+class PostgresStore(Admitting):
     """
     Threads in a PostgreSQL database; made by `open`.
 
@@ -190,6 +191,8 @@ class PostgresStore:
         )
         if outcome == "missing":
             raise ThreadNotFound(thread)
+        if outcome == "sealed":
+            raise ThreadSealed(thread)
         if outcome == "busy":
             return Busy(remaining_s, fence, holder_name)
         return Lease(

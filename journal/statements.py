@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, LiteralString
 
 from .envelope import Event
-from .store import Append, AppendResult, Message, Outcome, ThreadInfo, ThreadState
+from .store import Admission, Append, AppendResult, Message, Outcome, ThreadInfo, ThreadState
 
 Params = tuple[Any, ...]
 Row = tuple[Any, ...]
@@ -50,9 +50,14 @@ select outcome, (message).id, (message).thread, (message).key, (message).kind, (
 MESSAGES: LiteralString = """
 select id, thread, key, kind, body, sent_at, consumed_seq from refold.messages(%s, %s::int8, %s)
 """
+ADMIT: LiteralString = """
+select outcome, fault from refold.admit(
+  %s, %s::int8, %b, %s, %b::uuid[], %b::text[], %b::int2[], %b::int8[], %b::bytea[], %b::bytea[])
+"""
+ADOPT: LiteralString = "select refold.adopt(%s)"
 _STANDING: LiteralString = """
 select thread, head, head_hash, fence, holder, lease_remaining_s, state, wake_at, created_at, updated_at,
-       inbox_waiting
+       inbox_waiting, sealed
 """
 INFO: LiteralString = _STANDING + "from refold.standing where thread = %s"
 LIST: LiteralString = _STANDING + "from refold.list(%s::int8, %s, %s::int8, %s::text[], %s)"
@@ -127,6 +132,23 @@ def append_many_params(appends: Sequence[Append]) -> Params:
     )
 
 
+def admit_params(admission: Admission) -> Params:
+    """Parameters of ADMIT."""
+    events = admission.events
+    return (
+        admission.thread,
+        admission.expected,
+        admission.expected_hash,
+        admission.state.value,
+        [event.id for event in events],
+        [event.kind for event in events],
+        [event.version for event in events],
+        [event.recorded_at for event in events],
+        [event.hash for event in events],
+        [event.body for event in events],
+    )
+
+
 def append_result(outcome: str, head: int) -> AppendResult:
     """The answer to one append."""
     return AppendResult(Outcome(outcome), head)
@@ -142,7 +164,8 @@ def message_of(row: Row) -> Message:
 
 def info_of(row: Row) -> ThreadInfo:
     """A row of `refold.standing`."""
-    thread, head, head_hash, fence, holder, remaining_s, state, wake_at, created_at, updated_at, waiting = row
+    thread, head, head_hash, fence, holder, remaining_s, state, wake_at, created_at, updated_at, *rest = row
+    waiting, sealed = rest
     return ThreadInfo(
         thread=thread,
         head=head,
@@ -155,6 +178,7 @@ def info_of(row: Row) -> ThreadInfo:
         created_at=created_at,
         updated_at=updated_at,
         inbox_waiting=waiting,
+        sealed=sealed,
     )
 
 

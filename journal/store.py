@@ -128,6 +128,37 @@ class Sent(Struct, frozen=True):
     message: Message
 
 
+class Admission(Struct, frozen=True, kw_only=True):
+    """
+    Events of another journal, to be kept here with their ids, hashes and times.
+
+    Args:
+        thread: Thread id; made, and sealed, if it is not there and *expected* is 0.
+        expected: Seq of the thread's head before them.
+        expected_hash: Hash of that head.
+        events: At least one, in order; they get the seqs after *expected*, and fence 0.
+        state: The thread's state from now on.
+    """
+
+    thread: str
+    expected: int
+    expected_hash: bytes
+    events: tuple[Event, ...]
+    state: ThreadState
+
+
+class Admitted(StrEnum):
+    """What became of an admission."""
+
+    ADMITTED = "admitted"
+    PRESENT = "present"
+    """These very events are already there."""
+    FORK = "fork"
+    """The thread holds other events at these seqs, or ends before them."""
+    OPEN = "open"
+    """The thread is not sealed and does not hold these events: it has a writer of its own here."""
+
+
 class ThreadInfo(Struct, frozen=True, kw_only=True):
     """One thread's row."""
 
@@ -143,6 +174,8 @@ class ThreadInfo(Struct, frozen=True, kw_only=True):
     created_at: int
     updated_at: int
     inbox_waiting: int
+    sealed: bool = False
+    """Imported and not adopted: nobody can acquire it."""
 
 
 class Cursor(Struct, frozen=True, order=True):
@@ -194,7 +227,8 @@ class Store(Protocol):
             after: `(created_at, thread)` of the last row of the page before.
             limit: Rows at most.
             states: Only these states.
-            attention: Only what needs somebody: parked, failed, waiting, or running without a live lease.
+            attention: Only what needs somebody: parked, failed, waiting, or running without a live lease;
+                no sealed threads.
         """
 
     def acquire(
@@ -212,6 +246,7 @@ class Store(Protocol):
 
         Raises:
             ThreadNotFound: Create it first.
+            ThreadSealed: It was imported; adopt it first.
         """
 
     def renew(self, thread: str, *, fence: int, ttl_s: float) -> bool:
@@ -255,6 +290,18 @@ class Store(Protocol):
 
     def inbox(self, thread: str, *, after: int = 0, consumed: bool = False) -> list[Message]:
         """Messages that wait, in order of arrival; with *consumed* those already taken too."""
+
+    def admit(self, admission: Admission) -> Admitted:
+        """
+        Keep events of another journal in a sealed thread, or say why not. Safe to send again unchanged.
+
+        Raises:
+            Corrupt: A hash does not follow from the event before; nothing was written.
+            StoreRefused: Only the owner of the schema may do this.
+        """
+
+    def adopt(self, thread: str) -> bool:
+        """Let a sealed thread be acquired; False if it was not sealed. Raises `ThreadNotFound`."""
 
     def close(self) -> None:
         """Close connections; calls under way may fail with `StoreUnavailable`."""

@@ -297,6 +297,8 @@ def standing(info: ThreadInfo) -> str:
     """Who holds a thread and what waits for it, in words."""
     waits = f", {info.inbox_waiting} messages wait" if info.inbox_waiting else ""
     left_s = info.lease_remaining_s
+    if info.sealed:
+        return f"sealed{waits}"
     if left_s is None:
         return f"free{waits}"
     return f"held ({left_s:.0f} s left){waits}" if left_s > 0 else f"its worker is gone{waits}"
