@@ -69,6 +69,7 @@ def check_thread_id(thread: str) -> str:
         raise LimitExceeded(f"thread id {thread!r} is not valid Unicode") from None
     if not 1 <= size <= THREAD_ID_BYTES_MAX or "\0" in thread:
         raise LimitExceeded(
-            f"a thread id is 1 to {THREAD_ID_BYTES_MAX} bytes of UTF-8 without NUL; this one has {size}: {thread[:40]!r}"
+            f"a thread id is 1 to {THREAD_ID_BYTES_MAX} bytes of UTF-8 without NUL; "
+            f"this one has {size}: {thread[:40]!r}"
         )
     return thread
