@@ -36,10 +36,6 @@ class Gate:
         """Whether an attempt of *call* waits or is under way."""
         return call.path in self._attempts
 
-    def paths(self) -> list[str]:
-        """Paths of what waits or is under way."""
-        return list(self._attempts)
-
     def hold(self, seq: int, call: Call) -> None:
         """Begin the next attempt of *call* when seq *seq* is durable."""
         self._attempts[call.path] = call.attempt + 1

@@ -122,6 +122,17 @@ class Interpreter:
             self.pending[path].phase = Phase.DOUBT
         self._running.clear()
 
+    def resumption(self, *, at: int) -> ev.RunResumed:
+        """The event of the next tenure."""
+        program = self.program
+        return ev.RunResumed(
+            at=at,
+            run=self.run_id,
+            tenure=self.tenures + 1,
+            digest=program.digest,
+            definition=program.definition,
+        )
+
     # Lifecycle
 
     def _run_started(self, body: ev.RunStarted) -> list[Call]:
@@ -233,8 +244,6 @@ class Interpreter:
             recorded=f"{ev.kind_of(body)} at {body.call} for request {body.fingerprint}",
             asked=f"another request there, {request.fingerprint} ({request.size} messages)",
             shape=False,
-            body=body,
-            command=command,
         )
 
     def _step_recorded(self, body: ev.StepRecorded) -> list[Call]:
@@ -425,15 +434,7 @@ class Interpreter:
         return "; ".join(f"{c.describe()} at {c.id}" for c in self.pending.values()) or "nothing"
 
     def _diverge(self, body: ev.EventBody, asked: str) -> NoReturn:
-        call = self.named(getattr(body, "call", ""))
-        raise Divergence(
-            thread=self.thread,
-            seq=self.seq,
-            recorded=describe_body(body),
-            asked=asked,
-            body=body,
-            command=call.command if call else None,
-        )
+        raise Divergence(thread=self.thread, seq=self.seq, recorded=describe_body(body), asked=asked)
 
 
 def describe_body(body: ev.EventBody) -> str:

@@ -203,7 +203,7 @@ class LiveHost:
     async def _poll(self) -> None:
         while True:
             await asyncio.sleep(self._limits.poll_s)
-            seen = self._live().seen
+            seen = self._live().mail.seen
             try:
                 messages = await asyncio.to_thread(self._journal.inbox, self._tenure.thread, after=seen)
             except RefoldError:

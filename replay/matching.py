@@ -9,7 +9,7 @@ from msgspec import Struct
 from ..journal.store import Message
 from . import events as ev
 from .commands import Call, Phase, ToolCall, WaitFor
-from .inbox import Approval, Cancel, Resolution, Signal, decode_message, resolution_event
+from .inbox import INPUT, Approval, Cancel, Resolution, Signal, decode_message, resolution_event
 from .interpreter import Interpreter
 
 
@@ -17,6 +17,43 @@ class Match(Struct, frozen=True):
     """The event that takes a message into the log; None for one that nobody can take any more."""
 
     event: ev.EventBody | None
+    message: int = 0
+    """Inbox id."""
+
+
+class Mailbox:
+    """
+    The messages that a session knows of and has not taken.
+
+    Attributes:
+        seen: Newest inbox id known.
+        waiting: In the order of arrival.
+    """
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self.waiting: list[Message] = []
+
+    def remember(self, messages: Iterable[Message]) -> None:
+        """Add what is new."""
+        for message in messages:
+            if message.id > self.seen:
+                self.seen = message.id
+                self.waiting.append(message)
+
+    @property
+    def inputs_wait(self) -> bool:
+        """Whether inputs for further runs have come."""
+        return any(message.kind == INPUT for message in self.waiting)
+
+    def take(self, interpreter: Interpreter, *, at: int) -> Match | None:
+        """The first message that something can be done with now, taken out; None if there is none."""
+        for position, message in enumerate(self.waiting):
+            found = match(message, interpreter, at=at)
+            if found is not None:
+                del self.waiting[position]
+                return Match(found.event, message.id)
+        return None
 
 
 def match(message: Message, interpreter: Interpreter, *, at: int) -> Match | None:

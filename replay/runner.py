@@ -216,12 +216,12 @@ class Runner:
             run = thread.status.current
             assert run is not None
             session = opened.session
-            self._seen = session.seen
+            self._seen = session.mail.seen
             if mine:
                 wish = _Wish(run_id=run.run)
-            if not self._stopped and (not mine or (run.ended and session.inputs_wait)):
+            if not self._stopped and (not mine or (run.ended and session.mail.inputs_wait)):
                 continue
-            released = await asyncio.to_thread(tenure.release, session.seen)
+            released = await asyncio.to_thread(tenure.release, session.mail.seen)
             if self._stopped or released is not Release.INBOX_PENDING:
                 return self._result(thread.status, self._chosen(thread.status, wish) or run)
 
@@ -233,7 +233,7 @@ class Runner:
             if self._observe is not None:
                 self._observe(seq, body)
 
-        session.observe = observe
+        session.observe(observe)
         try:
             await host.drive(session, opened.begin)
             if session.error is not None:

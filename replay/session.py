@@ -16,16 +16,13 @@ from typing import Literal
 
 from msgspec import Struct
 
-from ..journal.errors import RefoldError
 from ..journal.store import Message
 from . import events as ev
 from .commands import Call, ModelCall, Phase, StepCall, ToolCall
-from .errors import ForeignAwait
 from .gate import Gate
 from .host import Host
-from .inbox import INPUT
 from .interpreter import Interpreter
-from .matching import doubt_reason, has_news, match, soonest
+from .matching import Mailbox, doubt_reason, has_news, soonest
 from .outbox import Outbox
 from .outcomes import Reconciled
 from .recording import (
@@ -35,12 +32,12 @@ from .recording import (
     committed_outcome,
     outcome,
     refusal,
-    run_outcome,
     told,
     tool_start,
     unbegun,
     verdict_event,
 )
+from .stepper import Stepper
 
 Status = Literal["finished", "failed", "cancelled", "parked", "waiting", "released"]
 
@@ -69,6 +66,12 @@ class Session:
         head: Seq of the thread's head, all of it durable.
         last_at: `at` of the newest event.
         policy: Failures and time.
+
+    Attributes:
+        end: How the tenure ended, when it has.
+        error: Why it cannot go on, when it cannot.
+        mail: Messages that it knows of.
+        holds: Until when (worker's clock, microseconds) calls in doubt by path are left alone: a rival may be at it.
     """
 
     def __init__(
@@ -83,18 +86,14 @@ class Session:
         self.interpreter = interpreter
         self.end: End | None = None
         self.error: BaseException | None = None
-        self.observe: Callable[[int, ev.EventBody], None] | None = None
-        """Told of each event as it is made, before it is durable."""
-        self.seen = 0
-        """Newest inbox id that this session knows of."""
+        self.mail = Mailbox()
         self.holds: dict[str, int] = {}
-        """Until when (worker's clock, microseconds) calls in doubt by path are left alone: a rival may be at it."""
         self._host = host
         self._policy = policy or Policy()
         self._outbox = Outbox(host, head=head, last_at=last_at)
+        self._stepper = Stepper(interpreter, self._outbox)
         self._gate = Gate(host, self._outbox)
         self._base = head
-        self._messages: list[Message] = []
         self._deferred: list[Callable[[], object]] = []
         """Inputs that came while a transactional tool had the log for itself."""
         self._refused: list[Call] = []
@@ -102,7 +101,6 @@ class Session:
         """Something has begun to wait since the messages at hand were last looked through."""
         self._looked_up: set[str] = set()
         """Calls whose reconciler has answered in this tenure."""
-        self._halted: BaseException | None = None
         self._stopping: str | None = None
         self._grace_until: int | None = None
         self._alarm_at: int | None = None
@@ -126,38 +124,26 @@ class Session:
             consumed: Inbox ids that this append takes.
             messages: What else waits in the inbox.
         """
-        self._remember(messages)
+        self.mail.remember(messages)
         self._outbox.discard(*consumed)
         for body in before:
-            self._put(body)
+            self._stepper.record(body)
         self._base = self._outbox.head + 1
         self._emit(started)
         self._match_messages()
         self._go_on()
 
-    def resume(
-        self, messages: Sequence[Message] = (), *, accepted: ev.DivergenceAccepted | None = None
-    ) -> None:
+    def resume(self, messages: Sequence[Message], accepted: ev.DivergenceAccepted | None = None) -> None:
         """Go on with a run whose log has been applied; without news nothing is written."""
         self.interpreter.tenure_over()
-        self._remember(messages)
+        self.mail.remember(messages)
         if accepted is not None:
-            self._put(accepted)
-        elif not has_news(self.interpreter, self._messages, self.holds, now=self._at()):
+            self._stepper.record(accepted)
+        elif not has_news(self.interpreter, self.mail.waiting, self.holds, now=self._at()):
             self._leave()
             return
-        program = self.interpreter.program
-        tenure = self.interpreter.tenures + 1
         self._base = self._outbox.head + 1
-        self._emit(
-            ev.RunResumed(
-                at=self._at(),
-                run=self.interpreter.run_id,
-                tenure=tenure,
-                digest=program.digest,
-                definition=program.definition,
-            )
-        )
+        self._emit(self.interpreter.resumption(at=self._at()))
         for call in self._pending():
             if call.phase is Phase.BACKOFF and (call.retry_at or 0) > self._at():
                 self._wake_at(call.retry_at)
@@ -184,8 +170,7 @@ class Session:
     def acked(self, count: int) -> None:
         """The append under way is durable: *count* events."""
         self._outbox.acked(count)
-        if self._halted is None and self.error is None:
-            self._open_gate()
+        self._open_gate()
         self._go_on()
 
     def failed(self, error: BaseException) -> None:
@@ -201,7 +186,7 @@ class Session:
         call = self.interpreter.pending.get(path)
         if self.error is not None or call is None or not self._gate.over(path, attempt):
             return False
-        if self._halted is not None:
+        if self._stepper.halted is not None:
             self._record_unstepped(call, completion)
         else:
             self._outcome(call, completion)
@@ -217,14 +202,7 @@ class Session:
         """A transactional tool is over, and *body* that records it is in the log already."""
         if not self._gate.over(path, attempt) or self.error is not None:
             return
-        try:
-            calls = self.interpreter.apply(self._outbox.head + 1, body)
-        except RefoldError as error:
-            self._adopt(body)
-            self._halt(error)
-        else:
-            self._adopt(body)
-            self._follow(calls)
+        self._follow(self._stepper.adopt(body))
         self._go_on()
 
     def reconciled(self, path: str, attempt: int, verdict: Reconciled) -> None:
@@ -235,7 +213,7 @@ class Session:
         call = self.interpreter.pending.get(path)
         if self.error is not None or call is None or not self._gate.over(path, attempt):
             return
-        if call.phase is Phase.DOUBT and self._halted is None:
+        if call.phase is Phase.DOUBT and self._stepper.halted is None:
             self._looked_up.add(path)
             event = verdict_event(call, verdict, at=self._at())
             if event is not None:
@@ -246,10 +224,10 @@ class Session:
         """Messages have arrived in the inbox; what comes after the end is not looked at, and so not seen."""
         if self.end is not None:
             return
-        self._remember(messages)
+        self.mail.remember(messages)
         if self._gate.alone is not None:
             self._unmatched = True
-        elif self._halted is None and self.error is None:
+        elif self._stepper.halted is None and self.error is None:
             self._match_messages()
             self._go_on()
 
@@ -258,14 +236,14 @@ class Session:
         if self._gate.alone is not None:
             self._deferred.append(self.alarm)
             return
-        if self._halted is not None or self.error is not None or self.end is not None:
+        if self._stepper.halted is not None or self.error is not None or self.end is not None:
             return
         self._alarm_at = None
         now = self._at()
         if self._grace_until is not None and now >= self._grace_until:
             self._give_up()
         for call in self._pending():
-            if self._halted is not None or self.interpreter.ended is not None:
+            if self._stepper.halted is not None or self.interpreter.ended is not None:
                 break
             self._strike(call, now)
         self._wake_at(self._grace_until)
@@ -280,16 +258,15 @@ class Session:
         if self._stopping is not None or self.end is not None or self.error is not None:
             return
         self._stopping = reason
-        if self.interpreter.ended is None and self._halted is None:
+        if self.interpreter.ended is None and self._stepper.halted is None:
             self._emit(ev.RunReleased(at=self._at(), run=self.interpreter.run_id, reason=reason))
         self._drop_gated()
         self._set_grace(grace_s)
         self._go_on()
 
-    @property
-    def inputs_wait(self) -> bool:
-        """Whether inputs for further runs have come."""
-        return any(message.kind == INPUT for message in self._messages)
+    def observe(self, observer: Callable[[int, ev.EventBody], None]) -> None:
+        """Tell *observer* of each event (seq, body) as it is made, before it is durable."""
+        self._stepper.observe = observer
 
     def leaving(self) -> bool:
         """Whether what runs had better stop: the worker leaves, lost its lease, or the run is cancelled."""
@@ -328,7 +305,7 @@ class Session:
         self._emit(tool_start(call, at=self._outbox.last_at, uid=self.interpreter.uid))
 
     def _open_gate(self) -> None:
-        if not self._idle_by_order():
+        if self.error is None and not self._idle_by_order():
             self._gate.open()
 
     def _drop_gated(self) -> None:
@@ -338,7 +315,7 @@ class Session:
                 self._emit(unbegun(call, at=self._at()))
 
     def _idle_by_order(self) -> bool:
-        return self._stopping is not None or self._halted is not None or self.interpreter.cancelling
+        return self._stopping is not None or self._stepper.halted is not None or self.interpreter.cancelling
 
     # Outcomes
 
@@ -365,10 +342,6 @@ class Session:
             self._alarm_at = at_us
             self._host.alarm(at_us)
 
-    def _refuse(self, call: Call) -> None:
-        if not self._idle_by_order():
-            self._emit(refusal(call, at=self._outbox.last_at))
-
     def _settle_doubt(self, call: Call) -> None:
         """Apply the tool's policy to a call that is in doubt."""
         command = call.command
@@ -390,15 +363,9 @@ class Session:
     def _record_unstepped(self, call: Call, completion: Completion) -> None:
         """After a halt the program cannot be stepped; what a tool has returned is recorded all the same."""
         if isinstance(call.command, ToolCall):
-            self._put(outcome(call, completion, at=self._at(), policy=self._policy))
+            self._stepper.record(outcome(call, completion, at=self._at(), policy=self._policy))
 
     # Messages
-
-    def _remember(self, messages: Sequence[Message]) -> None:
-        for message in messages:
-            if message.id > self.seen:
-                self.seen = message.id
-                self._messages.append(message)
 
     def _cancel(self, body: ev.CancelRequested, message_id: int) -> None:
         """End the run for good: begin nothing, record what returns within the grace, doubt the rest."""
@@ -407,88 +374,42 @@ class Session:
             return
         self._emit(body, consumed=message_id)
         self._drop_gated()
-        for path in self._gate.paths():
-            call = self.interpreter.pending[path]
+        for call in self._under_way():
             if not isinstance(call.command, ToolCall):
                 self._gate.abandon(call)
         self._set_grace(self._policy.cancel_grace_s)
 
     def _match_messages(self) -> None:
-        waiting, self._messages = self._messages, []
-        for position, message in enumerate(waiting):
-            if self.interpreter.ended is not None or self._idle_by_order():
-                self._messages.extend(waiting[position:])
+        while self.interpreter.ended is None and not self._idle_by_order():
+            taken = self.mail.take(self.interpreter, at=self._at())
+            if taken is None:
                 return
-            found = match(message, self.interpreter, at=self._at())
-            if found is None:
-                self._messages.append(message)
-            elif found.event is None:
-                self._outbox.discard(message.id)
-            elif isinstance(found.event, ev.CancelRequested):
-                self._cancel(found.event, message.id)
+            if taken.event is None:
+                self._outbox.discard(taken.message)
+            elif isinstance(taken.event, ev.CancelRequested):
+                self._cancel(taken.event, taken.message)
             else:
-                self._emit(found.event, consumed=message.id)
+                self._emit(taken.event, consumed=taken.message)
 
     # Writing
 
     def _emit(self, body: ev.EventBody, *, consumed: int | None = None) -> None:
-        """Make *body* an event, apply it as replay would, and begin what follows from it."""
-        data = ev.encode_body(body)
-        decoded = ev.decode_bytes(data)
-        try:
-            calls = self.interpreter.apply(self._outbox.head + 1, decoded)
-        except ForeignAwait as error:
-            self._put(decoded, data, consumed)
-            self._halt(error)
-            return
-        except RefoldError as error:
-            self._halt(error)
-            return
-        self._put(decoded, data, consumed)
-        self._follow(calls)
+        """Make *body* an event, and begin what follows from it."""
+        self._follow(self._stepper.emit(body, consumed))
 
     def _follow(self, calls: list[Call]) -> None:
         """Begin what the event just applied implies."""
-        for patch in self._new_patches():
-            self._emit(ev.Patched(at=self._outbox.last_at, run=self.interpreter.run_id, id=patch))
+        if self._stepper.halted is not None:
+            self._gate.drop()
+            return
+        while isinstance(patch := self._stepper.implied(), ev.Patched):
+            self._stepper.emit(patch)
         for call in calls:
             self._begin(call)
         self._fill()
-        self._finish_program()
-
-    def _put(self, body: ev.EventBody, data: bytes | None = None, consumed: int | None = None) -> None:
-        self._outbox.put(body, data, consumed)
-        if self.observe is not None:
-            self.observe(self._outbox.head, body)
-
-    def _adopt(self, body: ev.EventBody) -> None:
-        self._outbox.adopt(body)
-        if self.observe is not None:
-            self.observe(self._outbox.head, body)
-
-    def _new_patches(self) -> list[str]:
-        patches, self.interpreter.new_patches = self.interpreter.new_patches, []
-        return patches
-
-    def _finish_program(self) -> None:
-        interpreter = self.interpreter
-        done = interpreter.machine.done
-        if (
-            done is None
-            or interpreter.ended is not None
-            or self._halted is not None
-            or interpreter.cancelling
-        ):
-            return
-        self._emit(run_outcome(done, interpreter.run_id, at=self._outbox.last_at))
-
-    def _halt(self, error: BaseException) -> None:
-        self._halted = error
-        self._gate.drop()
-        run = self.interpreter.run_id
-        self._put(
-            ev.RunReleased(at=self._outbox.last_at, run=run, reason=f"stopped by {type(error).__name__}")
-        )
+        end = self._stepper.implied()
+        if end is not None:
+            self._emit(end)
 
     # Ending
 
@@ -501,7 +422,8 @@ class Session:
         while self._unmatched or self._refused:
             refused, self._refused = self._refused, []
             for call in refused:
-                self._refuse(call)
+                if not self._idle_by_order():
+                    self._emit(refusal(call, at=self._outbox.last_at))
             if self._unmatched:
                 self._unmatched = False
                 self._match_messages()
@@ -509,8 +431,8 @@ class Session:
         self._open_gate()
         if not self._gate.idle or not self._outbox.empty:
             return
-        if self._halted is not None:
-            self.error = self._halted
+        if self._stepper.halted is not None:
+            self.error = self._stepper.halted
         elif self.interpreter.ended is not None:
             self.end = End(status=_ENDS[type(self.interpreter.ended)])
         elif self.interpreter.cancelling:
@@ -553,8 +475,7 @@ class Session:
         """Grace is over: what still runs is in doubt, and a cancelled run ends."""
         self._grace_until = None
         at = self._at()
-        for path in self._gate.paths():
-            call = self.interpreter.pending[path]
+        for call in self._under_way():
             self._gate.abandon(call)
             if call.phase is Phase.STARTED:
                 why = "it was still running when its worker left"
@@ -566,6 +487,9 @@ class Session:
         if not self._gate.idle:
             self._grace_until = self._at() + round(grace_s * 1e6)
             self._wake_at(self._grace_until)
+
+    def _under_way(self) -> list[Call]:
+        return [call for call in self._pending() if self._gate.holds(call)]
 
     def _pending(self) -> list[Call]:
         return list(self.interpreter.pending.values())

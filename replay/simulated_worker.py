@@ -121,7 +121,7 @@ class Worker(Process):
             return
         assert self._thread is not None
         self._session = session = opened.session
-        session.observe = self._thread.status.apply
+        session.observe(self._thread.status.apply)
         self._effects = Effects(self, tenure, session, self._enter)
         self._enter(opened.begin)
 
@@ -207,6 +207,10 @@ class Worker(Process):
         assert self._effects is not None
         self._effects.perform(call, attempt)
 
+    def transact(self, call: Call, attempt: int) -> None:
+        """A simulated store has no transactions of other people's tables to lend."""
+        raise NotImplementedError(f"{call.id}: transactional tools are not simulated")
+
     def reconcile(self, call: Call, attempt: int) -> None:
         """Ask a tool's reconciler."""
         assert self._effects is not None
@@ -237,7 +241,7 @@ class Worker(Process):
         found: list[Message] = []
 
         def look(fault: str) -> None:
-            found.extend(self.world.store.inbox(self.owner.name, after=session.seen))
+            found.extend(self.world.store.inbox(self.owner.name, after=session.mail.seen))
             self.do("poll", "deliver", 0, deliver)
 
         def deliver(fault: str) -> None:
@@ -312,7 +316,7 @@ class Worker(Process):
         if run.status == "running":
             self.world.flaws.append(f"{self.name} left while the log says that its run is running")
         if run.status in ("waiting", "parked"):
-            self._release(session.seen, lambda: self._leave("idle"), self._read, idle=True)
+            self._release(session.mail.seen, lambda: self._leave("idle"), self._read, idle=True)
         else:
             self._give_back("done" if run.ended else "released")
 
@@ -344,10 +348,10 @@ class Worker(Process):
 
     def _ask_release(self, tenure: Tenure, seen: int, idle: bool) -> Release:
         store, thread = self.world.store, tenure.thread
+        before = store.info(thread)
         answer = store.release(thread, fence=tenure.fence, seen=seen)
-        if idle and answer is Release.RELEASED:
-            head = store.info(thread).head
-            left = Idle(thread=thread, worker=self.name, head=head, messages=store.inbox(thread))
+        if idle and answer is Release.RELEASED and before.holder is not None:
+            left = Idle(thread=thread, worker=self.name, head=before.head, messages=store.inbox(thread))
             self.world.idle.append(left)
         return answer
 
