@@ -1,0 +1,245 @@
+"""Threads to files and back, byte for byte: at the memory of a few events, whatever a thread's length."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from msgspec import Struct
+
+from .envelope import BATCH_BYTES_MAX, GENESIS, Event
+from .errors import ThreadNotFound, ThreadsDiffer, UsageError
+from .journal import Journal
+from .store import Admission, Admitted, ThreadState
+from .thread_file import FORMAT, FiledThread, Header, read_threads, write_thread
+
+PAGE = 100
+BATCH_EVENTS = 500
+
+
+class Exported(Struct, frozen=True):
+    """A thread that was written to a file."""
+
+    thread: str
+    events: int
+    head_hash: str
+
+
+class Imported(Struct, frozen=True):
+    """
+    A thread of a file, now in the journal.
+
+    Args:
+        thread: Its id there.
+        events: How many events the file has of it.
+        added: How many of them were not there before.
+        sealed: Whether it is still to be adopted before anybody can resume it.
+    """
+
+    thread: str
+    events: int
+    added: int
+    sealed: bool
+
+
+def export_thread(journal: Journal, thread: str, out: BinaryIO) -> Exported:
+    """
+    Write *thread*, as long as it is now, to a binary stream. The same thread always gives the same bytes.
+
+    Messages that wait in its inbox are no part of its log and stay behind.
+
+    Raises:
+        ThreadNotFound: No such thread.
+        Corrupt: The log does not hold together; what was written is of no use.
+    """
+    info = journal.info(thread)
+    header = Header(FORMAT, thread, info.head, info.head_hash.hex(), info.state)
+    count = write_thread(header, read_events(journal, thread, upto=info.head), out)
+    return Exported(thread, count, header.head_hash)
+
+
+def export_file(journal: Journal, threads: Iterable[str], path: str | os.PathLike[str]) -> list[Exported]:
+    """
+    Write threads to one file, which appears whole or not at all; compressed if its name ends in `.gz`.
+
+    Raises:
+        ThreadNotFound, Corrupt: As for `export_thread`.
+        UsageError: The file cannot be written.
+    """
+    whole = Path(path)
+    part = whole.with_name(f".{whole.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as plain:
+            exported = _export_all(journal, threads, plain, compress=whole.suffix == ".gz")
+            plain.flush()
+            os.fsync(plain.fileno())
+        part.replace(whole)
+    except OSError as error:
+        raise UsageError(f"cannot write {os.fspath(path)!r}: {error.strerror or error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return exported
+
+
+def _export_all(
+    journal: Journal, threads: Iterable[str], plain: BinaryIO, *, compress: bool
+) -> list[Exported]:
+    if not compress:
+        return [export_thread(journal, thread, plain) for thread in threads]
+    # No name and no time inside: the same thread gives the same file.
+    with gzip.GzipFile(filename="", mode="wb", fileobj=plain, mtime=0) as packed:
+        return [export_thread(journal, thread, cast("BinaryIO", packed)) for thread in threads]
+
+
+def read_file(path: str | os.PathLike[str]) -> Iterator[FiledThread]:
+    """
+    The threads of a file, each with its events, checked as they are read.
+
+    Raises:
+        Corrupt: The file is not what was written; names thread, seq and line.
+        UsageError: It cannot be read, is no export, or of a newer format.
+    """
+    with _opened(path) as lines:
+        yield from read_threads(lines, name=os.fspath(path))
+
+
+def import_file(
+    journal: Journal, path: str | os.PathLike[str], *, name: str | None = None, adopt: bool = False
+) -> list[Imported]:
+    """
+    Take the threads of a file into the journal, with their ids, hashes and times; sealed unless *adopt*.
+
+    The whole file is checked before anything is written. Importing a file again changes nothing; one that holds
+    more of a thread adds what is new.
+
+    Args:
+        journal: Where to.
+        path: A file written by `export_file`; decompressed if its name ends in `.gz`.
+        name: Keep the thread under another id, in files of one thread.
+        adopt: Let the threads be resumed here: they must not go on where they came from.
+
+    Raises:
+        Corrupt: The file is not what was written.
+        ThreadsDiffer: A thread of that id is here and is another, or has gone on in its own way.
+        UsageError: The file cannot be read, is no export, or *name* is given for several threads.
+        StoreRefused: Only the owner of the schema may import.
+    """
+    count = sum(1 for _ in read_file(path))
+    if name is not None and count > 1:
+        raise UsageError(f"{os.fspath(path)!r} holds {count} threads; another name can be given to one only")
+    return [
+        _Taking(journal, path, filed, name or filed.header.thread).take(adopt=adopt)
+        for filed in read_file(path)
+    ]
+
+
+class _Taking:
+    """One thread of a file on its way into a journal."""
+
+    def __init__(
+        self, journal: Journal, path: str | os.PathLike[str], filed: FiledThread, thread: str
+    ) -> None:
+        self._journal = journal
+        self._path = path
+        self._filed = filed
+        self._thread = thread
+
+    def take(self, *, adopt: bool) -> Imported:
+        """Add what is new."""
+        journal, thread, last = self._journal, self._thread, self._filed.header.head
+        head, head_hash = 0, GENESIS
+        try:
+            info = journal.info(thread)
+            head, head_hash = info.head, info.head_hash
+        except ThreadNotFound:
+            if not last:
+                journal.create(thread)
+        if last > head:
+            self._add(head, head_hash)
+        elif last:
+            (event,) = journal.read(thread, after=last - 1, upto=last, limit=1)
+            if event.hash.hex() != self._filed.header.head_hash:
+                raise self._parted()
+        if adopt:
+            journal.adopt(thread)
+        return Imported(thread, last, max(0, last - head), journal.info(thread).sealed)
+
+    def _add(self, head: int, head_hash: bytes) -> None:
+        batch: list[Event] = []
+        size = 0
+        for event in self._filed.events:
+            if event.seq <= head:
+                if event.seq == head and event.hash != head_hash:
+                    raise self._parted()
+                continue
+            if batch and (len(batch) >= BATCH_EVENTS or size + len(event.body) > BATCH_BYTES_MAX // 4):
+                head_hash = self._admit(batch, head_hash, ThreadState.IDLE)
+                batch, size = [], 0
+            batch.append(event)
+            size += len(event.body)
+        self._admit(batch, head_hash, self._filed.header.state)
+
+    def _admit(self, batch: list[Event], before: bytes, state: ThreadState) -> bytes:
+        expected = batch[0].seq - 1
+        admission = Admission(
+            thread=self._thread, expected=expected, expected_hash=before, events=tuple(batch), state=state
+        )
+        match self._journal.admit(admission):
+            case Admitted.OPEN:
+                raise ThreadsDiffer(
+                    self._thread,
+                    expected + 1,
+                    f"the thread has a writer of its own here and ends at seq {expected}; "
+                    "import it under another name ('--as')",
+                )
+            case Admitted.FORK:
+                raise self._parted()
+            case _:
+                return batch[-1].hash
+
+    def _parted(self) -> ThreadsDiffer:
+        return ThreadsDiffer(
+            self._thread,
+            self._first_difference(),
+            "the thread here holds another event: they are different threads, or each went on by itself; "
+            "import it under another name ('--as')",
+        )
+
+    def _first_difference(self) -> int:
+        file = read_file(self._path)
+        filed = next(each for each in file if each.header == self._filed.header)
+        seq = 0
+        for here, there in zip(read_events(self._journal, self._thread), filed.events, strict=False):
+            seq = here.seq
+            if here.hash != there.hash:
+                return seq
+        return seq + 1
+
+
+def read_events(journal: Journal, thread: str, *, after: int = 0, upto: int | None = None) -> Iterator[Event]:
+    """Events with `after < seq <= upto` in seq order, read as they are taken."""
+    while upto is None or after < upto:
+        page = journal.read(thread, after=after, upto=upto, limit=PAGE)
+        yield from page
+        if len(page) < PAGE:
+            return
+        after = page[-1].seq
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    name = os.fspath(path)
+    try:
+        plain = Path(path).open("rb")  # noqa: SIM115 - closed below, where its errors mean something else
+    except OSError as error:
+        raise UsageError(f"cannot read {name!r}: {error.strerror or error}") from error
+    with plain:
+        if not name.endswith(".gz"):
+            yield plain
+            return
+        with gzip.open(plain, "rb") as packed:
+            yield cast("BinaryIO", packed)

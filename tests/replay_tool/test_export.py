@@ -1,0 +1,275 @@
+"""Threads to files and back: the same bytes, any change noticed, nothing mixed up."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from appends import Pen, event
+from msgspec import structs
+from refold import Agent, ScriptedModel, tool
+from refold.agent.scripted import call
+from refold.journal import export
+from refold.journal.envelope import GENESIS, Event, NewEvent, chain
+from refold.journal.errors import Corrupt, ThreadsDiffer, ThreadSealed, UsageError
+from refold.journal.journal import Journal
+from refold.journal.memory import MemoryStore
+from refold.journal.store import ThreadState
+from refold.journal.thread_file import Header, read_threads, write_thread
+from refold.replay import rebuild
+from refold.replay.runner import read_all
+
+ODD_BODIES = [
+    b"",
+    b"{}",
+    b' {"a":1}',
+    b'{"a":1} ',
+    b'{"a":\n1}',
+    b"\x00\xff",
+    b'{"a":1e400}',
+    b'{"a":12345678901234567890123}',
+    '{"ü":"€\\u2028"}'.encode(),
+    b'"\xed\xa0\x80"',
+    b"[" * 2000,
+    b'{"a":1}{"b":2}',
+    b"nul",
+]
+
+
+@tool
+def pay(amount: int) -> str:
+    """Pay."""
+    return f"paid {amount}"
+
+
+agent = Agent("payer", model=ScriptedModel([call("pay", amount=3), "Paid.", *["Again."] * 5]), tools=[pay])
+
+
+async def record(journal: Journal, thread: str = "t") -> None:
+    await agent.run("Pay 3", journal=journal, thread=thread)
+    await agent.run("And?", journal=journal, thread=thread)
+
+
+async def test_a_thread_comes_back_with_the_same_bytes_and_hashes(
+    memory: Journal, journal: Journal, tmp_path: Path
+) -> None:
+    """Export, import into an empty journal, replay: head hashes are equal, and it is resumed only once adopted."""
+    await record(memory)
+    file = tmp_path / "t.jsonl"
+
+    (out,) = export.export_file(memory, ["t"], file)
+    (taken,) = export.import_file(journal, file)
+
+    assert (taken.thread, taken.events, taken.added, taken.sealed) == ("t", out.events, out.events, True)
+    assert journal.info("t").head_hash.hex() == out.head_hash == memory.info("t").head_hash.hex()
+    assert [structs.replace(e, fence=0) for e in read_all(memory, "t")] == read_all(journal, "t")
+    rebuild.replay(agent.program, "t", read_all(journal, "t"))
+    with pytest.raises(ThreadSealed, match="imported and is sealed"):
+        await agent.run("More", journal=journal, thread="t")
+    assert journal.info("t").head == out.events
+    (again,) = export.import_file(journal, file, adopt=True)
+    assert (again.added, again.sealed) == (0, False)
+    assert (await agent.run("Pay 3", journal=journal, thread="t", key="k")).status == "finished"
+
+
+async def test_exports_are_the_same_bytes_each_time_from_each_store(
+    memory: Journal, journal: Journal, tmp_path: Path
+) -> None:
+    await record(memory)
+    export.export_file(memory, ["t"], tmp_path / "one.jsonl.gz")
+    export.export_file(memory, ["t"], tmp_path / "two.jsonl.gz")
+    assert (tmp_path / "one.jsonl.gz").read_bytes() == (tmp_path / "two.jsonl.gz").read_bytes()
+
+    export.import_file(journal, tmp_path / "one.jsonl.gz")
+    export.export_file(journal, ["t"], tmp_path / "three.jsonl")
+    export.import_file(memory, tmp_path / "three.jsonl", name="copy")
+    assert memory.info("copy").head_hash == memory.info("t").head_hash
+
+
+def filed(bodies: list[bytes]) -> bytes:
+    """A file of one thread with these bodies."""
+    previous, events = GENESIS, []
+    for seq, body in enumerate(bodies, 1):
+        new = NewEvent(event().id, "odd", 1, body)
+        previous = chain(previous, seq, new)
+        events.append(Event("t", seq, new.id, "odd", 1, 7, 1_700_000_000_000_000 + seq, previous, body))
+    out = io.BytesIO()
+    write_thread(Header(1, "t", len(events), previous.hex(), ThreadState.IDLE), events, out)
+    return out.getvalue()
+
+
+def bodies_of(data: bytes) -> list[bytes]:
+    return [each.body for thread in read_threads(io.BytesIO(data), name="f") for each in thread.events]
+
+
+def test_any_bytes_survive_whether_they_are_json_or_not() -> None:
+    assert bodies_of(filed(ODD_BODIES)) == ODD_BODIES
+
+
+def test_one_flipped_byte_anywhere_is_found_and_named_by_its_line() -> None:
+    whole = filed([b'{"a":1}', b"\x00", b'{"text":"longer"}'])
+    assert len(bodies_of(whole)) == 3
+    for place in range(len(whole)):
+        line = whole[:place].count(b"\n") + 1
+        for bit in (1, 0x20, 0x80):
+            broken = bytearray(whole)
+            broken[place] ^= bit
+            with pytest.raises(Corrupt) as found:
+                bodies_of(bytes(broken))
+            assert f"line {line}:" in str(found.value), (place, bit)
+            assert found.value.seq == min(line - 1, 3)
+            assert found.value.thread == ("t" if line > 1 else "")
+
+
+def test_a_file_cut_anywhere_is_found(tmp_path: Path) -> None:
+    whole = filed([b"{}", b"{}"])
+    for end in range(1, len(whole)):
+        with pytest.raises((Corrupt, UsageError)):
+            bodies_of(whole[:end])
+    with pytest.raises(UsageError, match="empty"):
+        bodies_of(b"")
+
+
+async def test_a_damaged_file_leaves_the_journal_untouched(
+    memory: Journal, journal: Journal, tmp_path: Path
+) -> None:
+    await record(memory)
+    file = tmp_path / "t.jsonl.gz"
+    export.export_file(memory, ["t"], file)
+    packed = bytearray(file.read_bytes())
+    packed[len(packed) // 2] ^= 1
+    file.write_bytes(packed)
+    with pytest.raises(Corrupt):
+        export.import_file(journal, file)
+
+    plain = tmp_path / "t.jsonl"
+    export.export_file(memory, ["t"], plain)
+    lines = plain.read_bytes().splitlines(keepends=True)
+    plain.write_bytes(b"".join([*lines[:5], *lines[6:]]))
+    with pytest.raises(Corrupt, match=r"seq 5.*line 6"):
+        export.import_file(journal, plain)
+    assert journal.threads() == []
+
+
+async def test_a_longer_copy_adds_what_is_new_and_a_shorter_one_nothing(
+    memory: Journal, journal: Journal, tmp_path: Path
+) -> None:
+    await agent.run("Pay 3", journal=memory, thread="t")
+    export.export_file(memory, ["t"], tmp_path / "short.jsonl")
+    await agent.run("And?", journal=memory, thread="t")
+    export.export_file(memory, ["t"], tmp_path / "long.jsonl")
+
+    export.import_file(journal, tmp_path / "short.jsonl")
+    (longer,) = export.import_file(journal, tmp_path / "long.jsonl")
+    assert 0 < longer.added < longer.events
+    (shorter,) = export.import_file(journal, tmp_path / "short.jsonl")
+    assert (shorter.added, journal.info("t").head) == (0, longer.events)
+
+
+async def test_another_thread_of_the_same_name_is_refused_by_the_seq_where_they_part(
+    memory: Journal, journal: Journal, tmp_path: Path
+) -> None:
+    await agent.run("Pay 3", journal=memory, thread="t")
+    export.export_file(memory, ["t"], tmp_path / "common.jsonl")
+    common = memory.info("t").head
+    await agent.run("And?", journal=memory, thread="t")
+    export.export_file(memory, ["t"], tmp_path / "one.jsonl")
+    with Journal.memory() as other:
+        export.import_file(other, tmp_path / "common.jsonl", adopt=True)
+        await agent.run("Or?", journal=other, thread="t")
+        await agent.run("Or else?", journal=other, thread="t")
+        export.export_file(other, ["t"], tmp_path / "two.jsonl")
+    export.import_file(journal, tmp_path / "one.jsonl")
+
+    with pytest.raises(ThreadsDiffer) as found:
+        export.import_file(journal, tmp_path / "two.jsonl")
+    assert found.value.seq == common + 1
+    journal.adopt("t")
+    (named,) = export.import_file(journal, tmp_path / "two.jsonl", name="t-two")
+    assert (named.thread, named.sealed) == ("t-two", True)
+
+
+async def test_a_thread_that_goes_on_here_takes_in_no_more(
+    memory: Journal, journal: Journal, tmp_path: Path
+) -> None:
+    await agent.run("Pay 3", journal=memory, thread="t")
+    export.export_file(memory, ["t"], tmp_path / "short.jsonl")
+    await agent.run("And?", journal=memory, thread="t")
+    export.export_file(memory, ["t"], tmp_path / "long.jsonl")
+    export.import_file(journal, tmp_path / "short.jsonl", adopt=True)
+
+    with pytest.raises(ThreadsDiffer, match="a writer of its own"):
+        export.import_file(journal, tmp_path / "long.jsonl")
+
+
+async def test_a_file_holds_many_threads(memory: Journal, journal: Journal, tmp_path: Path) -> None:
+    for name in ("a", "b", "ü"):
+        await record(memory, name)
+    export.export_file(memory, ["a", "b", "ü"], tmp_path / "all.jsonl.gz")
+
+    assert [each.thread for each in export.import_file(journal, tmp_path / "all.jsonl.gz")] == ["a", "b", "ü"]
+    with pytest.raises(UsageError, match="3 threads"):
+        export.import_file(journal, tmp_path / "all.jsonl.gz", name="c")
+
+
+def test_a_file_appears_whole_or_not_at_all(memory: Journal, tmp_path: Path) -> None:
+    file = tmp_path / "t.jsonl"
+    file.write_text("before")
+    with pytest.raises(LookupError):
+        export.export_file(memory, ["nope"], file)
+    assert file.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [file]
+    with pytest.raises(UsageError, match="no export"):
+        list(export.read_file(file))
+    with pytest.raises(UsageError, match="cannot read"):
+        list(export.read_file(tmp_path / "none"))
+    with pytest.raises(UsageError, match="cannot write"):
+        export.export_file(memory, [], tmp_path / "no" / "folder")
+
+
+def test_a_newer_format_is_told_from_damage(tmp_path: Path) -> None:
+    out = io.BytesIO()
+    write_thread(Header(2, "t", 0, GENESIS.hex(), ThreadState.IDLE), [], out)
+    with pytest.raises(UsageError, match="has format 2"):
+        bodies_of(out.getvalue())
+
+
+def test_a_log_that_does_not_hold_together_is_not_exported(tmp_path: Path) -> None:
+    store = MemoryStore()
+    pen = Pen(store, "t")
+    pen.write(*(event() for _ in range(4)))
+    rows = store._threads["t"].events
+    rows[2] = structs.replace(rows[2], body=b'{"changed":true}')
+    with Journal(store) as journal, pytest.raises(Corrupt, match="seq 3"):
+        export.export_file(journal, ["t"], tmp_path / "t.jsonl")
+
+
+def test_memory_stays_flat_however_long_the_thread(tmp_path: Path) -> None:
+    """20,000 events of 1 kB: 20 MB in the file, no more than a page of it in memory at a time."""
+
+    def events() -> Iterator[Event]:
+        previous = GENESIS
+        for seq in range(1, 20_001):
+            body = b'{"text":"' + b"x" * 1000 + b'"}'
+            new = NewEvent(template.id, "k", 1, body)
+            previous = chain(previous, seq, new)
+            yield Event("t", seq, new.id, "k", 1, 1, seq, previous, body)
+
+    template: Any = event()
+    head = GENESIS
+    for each in events():
+        head = each.hash
+    file = tmp_path / "t.jsonl.gz"
+    tracemalloc.start()
+    with gzip.open(file, "wb", compresslevel=1) as out:
+        write_thread(Header(1, "t", 20_000, head.hex(), ThreadState.IDLE), events(), out)  # type: ignore[arg-type]
+    (count,) = [sum(1 for _ in thread.events) for thread in export.read_file(file)]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count == 20_000
+    assert peak < 2_000_000
