@@ -190,11 +190,11 @@ class Agent:
 
     @property
     def client(self) -> ModelClient:
-        """What calls the model."""
+        """What calls the model. Raises `MissingExtra` if litellm is needed and not installed."""
         if self._client is None:
-            from .programs import LazyClient
+            from .litellm_client import LitellmClient
 
-            self._client = LazyClient()
+            self._client = LitellmClient()
         return self._client
 
     def __repr__(self) -> str:

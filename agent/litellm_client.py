@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import copy
 import functools
+import importlib.util
 import math
 import os
 import threading
@@ -39,11 +40,15 @@ class LitellmClient:
 
     Raises:
         UsageError: *timeout_s* is not a finite time.
+        MissingExtra: litellm is not installed.
     """
 
     def __init__(self, *, timeout_s: float = TIMEOUT_S_DEFAULT, **defaults: Any) -> None:
         if not 0 < timeout_s < math.inf:
             raise UsageError(f"timeout_s is a finite number of seconds over 0, not {timeout_s!r}")
+        # Looked for, not loaded: a run must not begin that cannot call its model.
+        if importlib.util.find_spec("litellm") is None:
+            raise MissingExtra("models", "calling a model by name")
         self._timeout_s = timeout_s
         self._defaults = defaults
 

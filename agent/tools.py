@@ -167,7 +167,8 @@ class Tool(Struct, Generic[P, R], frozen=True, eq=False, kw_only=True):
         """
         kwargs = self.signature.convert(args)
         kwargs.update(dict.fromkeys(self.signature.contexts, context))
-        return self.function(**kwargs)
+        function: Callable[..., Any] = self.function
+        return function(**kwargs)
 
     async def reconcile(self, args: Mapping[str, Any], context: ports.ToolContext) -> Reconciled:
         """Ask the outside world about a call in doubt; a reconciler that fails has answered `Unknown`."""
@@ -239,11 +240,9 @@ def tool(
         transactional: It writes to the journal's own database through `context.connection`, in the transaction
             that records its outcome: exactly once. A sync function with a `ToolContext`.
         in_doubt: What becomes of a call that may or may not have happened: "park" (a person decides; the default),
-            "retry" (the default of repeatable tools), "tell_model", or a function that asks the outside world.
-            The function takes any of the tool's parameters and a `ToolContext`, and returns `Happened(value)`,
-            `DidNotHappen()` or `Unknown()`.
-        approval: Whether a person must allow each call, or a pure predicate on its arguments
-            (a dict, defaults included).
+            "retry" (the default of repeatable tools), "tell_model", or a function of any of the tool's parameters
+            and a `ToolContext` that looks, and returns `Happened(value)`, `DidNotHappen()` or `Unknown()`.
+        approval: Whether a person must allow each call, or a pure predicate on its arguments (a dict).
         timeout_s: Total time one attempt may take, seconds.
         idle_timeout_s: Longest time between heartbeats, seconds, for tools that beat.
         retries: How many more attempts a failed call gets; repeatable tools only.

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from ..journal import codec
 from ..journal.envelope import NewEvent
-from ..journal.errors import LeaseLost, RefoldError, StoreError
+from ..journal.errors import LeaseLost, MissingExtra, RefoldError, StoreError
 from ..journal.journal import Journal
 from ..journal.tenure import Tenure
 from .commands import Call, ModelCall, StepCall, ToolCall
@@ -207,6 +207,9 @@ class Effects:
             if _cancelled_from_outside():
                 raise
             return Completion(error=error)
+        except MissingExtra:
+            # Not an outcome of the call: the run stops as it is and goes on when the part is installed.
+            raise
         except Exception as error:  # noqa: BLE001 - whatever it raises is its outcome
             return Completion(error=error)
 

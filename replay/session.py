@@ -243,7 +243,7 @@ class Session:
         if self._grace_until is not None and now >= self._grace_until:
             self._give_up()
         for call in self._pending():
-            if self._stepper.halted is not None or self.interpreter.ended is not None:
+            if self._over():
                 break
             self._strike(call, now)
         self._wake_at(self._grace_until)
@@ -487,6 +487,9 @@ class Session:
         if not self._gate.idle:
             self._grace_until = self._at() + round(grace_s * 1e6)
             self._wake_at(self._grace_until)
+
+    def _over(self) -> bool:
+        return self._stepper.halted is not None or self.interpreter.ended is not None
 
     def _under_way(self) -> list[Call]:
         return [call for call in self._pending() if self._gate.holds(call)]
