@@ -97,3 +97,11 @@ def wait_here() -> str:
 
 
 slow = Agent("slow", model=ScriptedModel([call("wait_here"), say("Done slowly.")]), tools=[wait_here])
+reworded = Agent(
+    "careful",
+    model=ScriptedModel(
+        [[call("delete_db", name="main"), call("send_mail", to="kim")], say("All answered.")]
+    ),
+    tools=[delete_db, send_mail],
+    instructions="Be quick.",
+)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from cli_kit import Refold, documents, kinds
 from click.testing import CliRunner
+from openai_server import OpenAIServer
 from refold.cli import cli
 from refold.journal.journal import Journal
 
+COMMAND = [sys.executable, "-P", "-c", "from refold.cli import main; main()"]
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -173,6 +177,24 @@ def test_another_agent_cannot_resume_a_thread(refold: Refold) -> None:
     assert "belongs to program 'waiter'" in result.stderr
 
 
+def test_a_changed_prompt_stops_a_resume_until_it_is_accepted(refold: Refold, journal: Journal) -> None:
+    assert refold("run", "bots:careful", "go", "--thread", "t", "--no-wait").exit_code == 0
+    for call in ("r1/2.1.1", "r1/2.2.1"):
+        assert refold("deny", "t", call).exit_code == 0
+    head = journal.info("t").head
+
+    refused = refold("resume", "t", "--agent", "bots:reworded")
+    assert refused.exit_code == 1
+    assert "diverged at seq 3" in refused.stderr
+    assert journal.info("t").head == head
+    accepted = refold("resume", "t", "--agent", "bots:reworded", "--accept-divergence")
+
+    assert accepted.exit_code == 0, accepted.output
+    assert accepted.stdout == "All answered.\n"
+    assert "divergence_accepted" in kinds(journal, "t")
+    assert refold("replay", "t", "--agent", "bots:reworded").exit_code == 0
+
+
 def test_init_is_safe_to_repeat_and_doctor_finds_nothing_wrong(empty_pg_dsn: str) -> None:
     for _ in range(2):
         result = CliRunner().invoke(cli, ["init", "--dsn", empty_pg_dsn])
@@ -212,14 +234,21 @@ def test_without_a_connection_string_init_starts_the_embedded_server(refold_home
     assert CliRunner().invoke(cli, ["threads", "--dsn", told["embedded"]]).exit_code == 0
 
 
-def test_the_demo_proves_what_it_says(tmp_path: Path) -> None:
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that another account can be let into: the server of root runs as somebody else."""
+    folder = Path(tempfile.mkdtemp(prefix="refold-tests-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_the_demo_proves_what_it_says(open_folder: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("REFOLD_")}
-    command = [sys.executable, "-P", "-c", "from refold.cli import main; main()", "demo", "--json"]
     done = subprocess.run(
-        command,
+        [*COMMAND, "demo", "--json"],
         check=False,
-        cwd=tmp_path,
-        env={**environment, "TMPDIR": str(tmp_path)},
+        cwd=open_folder,
+        env={**environment, "TMPDIR": str(open_folder)},
         capture_output=True,
         text=True,
         timeout=120,
@@ -232,4 +261,33 @@ def test_the_demo_proves_what_it_says(tmp_path: Path) -> None:
     assert done.stderr.count("killed with SIGKILL") == 2
     told = [event["kind"] for event in proof["events"]]
     assert (told.count("run_resumed"), told[-1]) == (2, "run_finished")
-    assert list(tmp_path.iterdir()) == []
+    assert list(open_folder.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_demo_proves_it_with_a_live_model_too(open_folder: Path) -> None:
+    """Through litellm and HTTP, to a server that answers as a model would."""
+    replies = [
+        {"calls": [{"name": "lookup_order", "arguments": {"order": "1017"}}]},
+        {"calls": [{"name": "refund", "arguments": {"order": "1017", "cents": 3490}}]},
+        {"calls": [{"name": "send_email", "arguments": {"to": "kim", "subject": "s", "text": "t"}}]},
+        {"text": "Refunded."},
+    ]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("REFOLD_")}
+    with OpenAIServer({"replies": replies}) as server:
+        environment |= {"OPENAI_API_KEY": "sk-0123456789", "TMPDIR": str(open_folder)}
+        environment |= {"OPENAI_BASE_URL": server.base_url, "OPENAI_API_BASE": server.base_url}
+        done = subprocess.run(
+            [*COMMAND, "demo", "--json", "--model", "openai/gpt-4o-mini"],
+            check=False,
+            cwd=open_folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=180,
+        )
+        asked = len(server.requests)
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["holds"]
+    assert asked == 4
