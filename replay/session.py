@@ -215,8 +215,7 @@ class Session:
             return
         if call.phase is Phase.DOUBT and self._stepper.halted is None:
             self._looked_up.add(path)
-            event = verdict_event(call, verdict, at=self._at())
-            if event is not None:
+            if (event := verdict_event(call, verdict, at=self._at())) is not None:
                 self._emit(event)
         self._go_on()
 
@@ -407,8 +406,7 @@ class Session:
         for call in calls:
             self._begin(call)
         self._fill()
-        end = self._stepper.implied()
-        if end is not None:
+        if (end := self._stepper.implied()) is not None:
             self._emit(end)
 
     # Ending
