@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
@@ -15,6 +17,33 @@ from refold.journal import embedded
 from refold.journal.postgres import set_up
 
 _TEMPLATE = "refold_template"
+
+# Outlives a test session that is killed, as the server does: at the end of its input it stops the server.
+_WARDEN = """
+import shutil, signal, sys
+from pathlib import Path
+from refold.journal import embedded
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+sys.stdin.read()
+home = Path(sys.argv[1])
+embedded.stop(home, immediately=True)
+shutil.rmtree(home)
+"""
+
+
+@contextmanager
+def warded_home(prefix: str) -> Iterator[Path]:
+    """A fresh folder for an embedded server; both go when the block ends, or when this process does."""
+    home = Path(tempfile.mkdtemp(prefix=prefix))
+    warden = subprocess.Popen(
+        [sys.executable, "-c", _WARDEN, str(home)], stdin=subprocess.PIPE, start_new_session=True
+    )
+    assert warden.stdin is not None
+    try:
+        yield home
+    finally:
+        warden.stdin.close()
+        assert warden.wait(60) == 0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -85,11 +114,8 @@ class PostgresServer:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """One real PostgreSQL for the session."""
-    home = Path(tempfile.mkdtemp(prefix="refold-tests-"))
-    server = PostgresServer(home)
-    yield server
-    server.stop(immediately=True)
-    shutil.rmtree(home)
+    with warded_home("refold-tests-") as home:
+        yield PostgresServer(home)
 
 
 @pytest.fixture
@@ -125,9 +151,7 @@ def new_pg_dsn(postgres_server: PostgresServer) -> Iterator[Callable[[], str]]:
 @pytest.fixture
 def refold_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A fresh `$REFOLD_HOME`; the embedded server that was started in it is stopped afterwards."""
-    home = Path(tempfile.mkdtemp(prefix="refold-home-"))
-    monkeypatch.setenv("REFOLD_HOME", str(home))
-    monkeypatch.delenv("REFOLD_DSN", raising=False)
-    yield home
-    embedded.stop(home, immediately=True)
-    shutil.rmtree(home)
+    with warded_home("refold-home-") as home:
+        monkeypatch.setenv("REFOLD_HOME", str(home))
+        monkeypatch.delenv("REFOLD_DSN", raising=False)
+        yield home
