@@ -623,7 +623,8 @@ select t.thread,
        t.updated_at,
        (select count(*) from refold.inbox m
          where m.thread = t.thread and m.consumed_seq is null) as inbox_waiting,
-       t.sealed
+       t.sealed,
+       t.holder_name
   from refold.threads t;
 
 -- A page of threads, newest first, after a row (created_at, thread). Of several states each gives its own

@@ -410,4 +410,5 @@ class MemoryStore:
             updated_at=row.updated_at,
             inbox_waiting=len(row.waiting),
             sealed=row.sealed,
+            holder_name=row.holder_name,
         )

@@ -6,6 +6,8 @@ import os
 import time
 import uuid
 
+_BOOT: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+
 
 class Sources:
     """Wall clock, monotonic clock and random ids of this process."""
@@ -15,8 +17,8 @@ class Sources:
         return time.time_ns() // 1000
 
     def monotonic_s(self) -> float:
-        """Monotonic clock in seconds."""
-        return time.monotonic()
+        """Monotonic clock in seconds; it goes on while the machine sleeps, as a lease does."""
+        return time.monotonic() if _BOOT is None else time.clock_gettime(_BOOT)
 
     def new_id(self) -> uuid.UUID:
         """A fresh random id."""

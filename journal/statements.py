@@ -57,7 +57,7 @@ select outcome, fault from refold.admit(
 ADOPT: LiteralString = "select refold.adopt(%s)"
 _STANDING: LiteralString = """
 select thread, head, head_hash, fence, holder, lease_remaining_s, state, wake_at, created_at, updated_at,
-       inbox_waiting, sealed
+       inbox_waiting, sealed, holder_name
 """
 INFO: LiteralString = _STANDING + "from refold.standing where thread = %s"
 LIST: LiteralString = _STANDING + "from refold.list(%s::int8, %s, %s::int8, %s::text[], %s)"
@@ -165,7 +165,7 @@ def message_of(row: Row) -> Message:
 def info_of(row: Row) -> ThreadInfo:
     """A row of `refold.standing`."""
     thread, head, head_hash, fence, holder, remaining_s, state, wake_at, created_at, updated_at, *rest = row
-    waiting, sealed = rest
+    waiting, sealed, holder_name = rest
     return ThreadInfo(
         thread=thread,
         head=head,
@@ -179,6 +179,7 @@ def info_of(row: Row) -> ThreadInfo:
         updated_at=updated_at,
         inbox_waiting=waiting,
         sealed=sealed,
+        holder_name=holder_name,
     )
 
 

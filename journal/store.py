@@ -10,6 +10,7 @@ from uuid import UUID
 from msgspec import Struct
 
 from .envelope import Event, NewEvent
+from .holder import is_dead
 
 
 class ThreadState(StrEnum):
@@ -175,6 +176,13 @@ class ThreadInfo(Struct, frozen=True, kw_only=True):
     updated_at: int
     inbox_waiting: int
     sealed: bool = False
+    holder_name: str = ""
+    """What the holder calls itself; see `journal.holder`."""
+
+    @property
+    def held(self) -> bool:
+        """Whether a worker that may be alive holds the thread: its lease has not run out, and it is not known dead."""
+        return (self.lease_remaining_s or 0.0) > 0 and not is_dead(self.holder_name)
     """Imported and not adopted: nobody can acquire it."""
 
 

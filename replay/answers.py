@@ -249,10 +249,6 @@ def _look(journal: Journal, thread: str) -> tuple[ThreadInfo, ThreadStatus]:
     return info, fold(thread, stream(journal, thread, upto=info.head, page=1000))
 
 
-def _held(info: ThreadInfo) -> bool:
-    return info.lease_remaining_s is not None and info.lease_remaining_s > 0
-
-
 def _ended(status: ThreadStatus, call: str) -> bool:
     run = status.run(call.partition("/")[0])
     return run is None or run.ended
@@ -266,7 +262,7 @@ def _no_doubt(info: ThreadInfo, found: OpenCall | None, call: str, attempt: int)
     if found.status == "waits for approval":
         return f"{name} waits for approval: 'refold approve' or 'refold deny' answers it"
     # A start without an outcome whose worker is gone is in doubt, whether or not the log says so yet.
-    if found.status == "started" and _held(info):
+    if found.status == "started" and info.held:
         return (
             f"{name} is being run right now by a live worker; wait, or take it with 'refold resume --steal'"
         )
@@ -328,7 +324,7 @@ def _given(info: ThreadInfo, message: Message, content: Content, *, fresh: bool)
         content=stored,
         fresh=fresh,
         taken=message.consumed_seq is not None,
-        held=_held(info),
+        held=info.held,
     )
 
 

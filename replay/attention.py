@@ -49,7 +49,7 @@ def explain(info: ThreadInfo, last: Sequence[Event]) -> Attention:
             failed = next((b for b in reversed(bodies) if isinstance(b, ev.RunFailed)), None)
             why = f"{failed.error.type}: {failed.error.message}" if failed else "its run failed"
             return Attention(why, "start another run; " + _command("show", info))
-        case ThreadState.RUNNING | ThreadState.IDLE if not _held(info):
+        case ThreadState.RUNNING | ThreadState.IDLE if not info.held:
             return Attention("its worker is gone and the run unfinished", resume)
         case _:
             return Attention("", "")
@@ -155,10 +155,6 @@ def _waiting(info: ThreadInfo, bodies: Sequence[ev.EventBody], resume: str) -> A
     if info.wake_at_us is not None:
         remedies.append(f"{resume} when its time has come")
     return Attention("; ".join(reasons) or "waiting", "; ".join(remedies) or _command("state", info))
-
-
-def _held(info: ThreadInfo) -> bool:
-    return info.lease_remaining_s is not None and info.lease_remaining_s > 0
 
 
 def _command(name: str, info: ThreadInfo, *rest: str, options: Sequence[str] = ()) -> str:

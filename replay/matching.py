@@ -6,9 +6,12 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from ..journal import codec
+from ..journal.errors import UnsupportedValue
 from ..journal.store import Message
 from . import events as ev
 from .commands import Call, Phase, ToolCall, WaitFor
+from .events import Failure
 from .inbox import INPUT, Approval, Cancel, Resolution, Signal, decode_message, resolution_event
 from .interpreter import Interpreter
 
@@ -80,7 +83,7 @@ def match(message: Message, interpreter: Interpreter, *, at: int) -> Match | Non
             call = interpreter.named(content.call)
             if call is None or call.attempt != content.attempt or call.phase is not Phase.DOUBT:
                 return _not_now(content.call, call, interpreter)
-            return Match(resolution_event(content, at))
+            return Match(resolution_event(_fitting(content, call), at))
         case _:
             return None
 
@@ -110,8 +113,8 @@ def _rests(interpreter: Interpreter, holds: dict[str, int], now: int) -> bool:
             return False
 
 
-def soonest(interpreter: Interpreter, holds: dict[str, int], *, now: int) -> int | None:
-    """When a clock will next move the run, microseconds since the epoch; None if none will."""
+def soonest(interpreter: Interpreter, holds: dict[str, int], *, now: int, after: int = -1) -> int | None:
+    """When a clock will next move the run, later than *after*, microseconds since the epoch; None if none will."""
     times: list[int] = []
     for call in interpreter.pending.values():
         if call.phase is Phase.WAITING and call.due is not None:
@@ -120,13 +123,27 @@ def soonest(interpreter: Interpreter, holds: dict[str, int], *, now: int) -> int
             times.append(call.retry_at)
         elif call.phase is Phase.DOUBT and holds.get(call.path, 0) > now:
             times.append(holds[call.path])
-    return min(times, default=None)
+    return min((time for time in times if time > after), default=None)
 
 
 def doubt_reason(doubts: list[Call]) -> str:
     """Why a run is parked, and what to do."""
     names = ", ".join(c.command.tool.name for c in doubts if isinstance(c.command, ToolCall))
     return f"the outcome of {names} is unknown; say what happened with 'refold resolve'"
+
+
+def _fitting(content: Resolution, call: Call) -> Resolution:
+    """A result that is not of the tool's declared type is known to have happened, and cannot be handed on."""
+    command = call.command
+    if content.outcome != "returned" or not isinstance(command, ToolCall):
+        return content
+    try:
+        command.tool.restore(codec.decode(content.result))
+    except UnsupportedValue as misfit:
+        error = Failure("UnsupportedValue", codec.clean_text(str(misfit)))
+        call_id, attempt, by = content.call, content.attempt, content.by
+        return Resolution(call_id, attempt, "failed", error=error, effect="done", by=by)
+    return content
 
 
 def _signal(content: Signal, interpreter: Interpreter, at: int) -> Match | None:

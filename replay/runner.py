@@ -96,6 +96,8 @@ class Runner:
         self._observe = observe
         self._host: LiveHost | None = None
         self._stopped = False
+        self._wake_at: int | None = None
+        """When the last session wanted to be taken up again."""
         self._seen = 0
         """Newest inbox id that the last session knew of."""
 
@@ -160,6 +162,10 @@ class Runner:
             tenure = await self._acquire(steal, create)
             try:
                 result = await self._tenure(tenure, wish)
+            except GeneratorExit:
+                # The event loop was closed under the run: as in a crash, the lease runs out by itself.
+                tenure.abandon()
+                raise
             finally:
                 if not tenure.ended:
                     # Shielded: the lease is given back even if the caller is being cancelled.
@@ -167,6 +173,8 @@ class Runner:
             if result.status != "waiting" or not wait or self._stopped:
                 return result
             await self._news(result)
+            if self._stopped:
+                return result
             wish, steal = _Wish(run_id=result.run_id), False
 
     async def _acquire(self, steal: bool, create: bool) -> Tenure:
@@ -217,6 +225,7 @@ class Runner:
             assert run is not None
             session = opened.session
             self._seen = session.mail.seen
+            self._wake_at = None if session.end is None else session.end.wake_at
             if mine:
                 wish = _Wish(run_id=run.run)
             if not self._stopped and (not mine or (run.ended and session.mail.inputs_wait)):
@@ -345,8 +354,8 @@ class Runner:
     async def _news(self, result: RunResult) -> None:
         """Wait, without a lease, until something has come for the run or its time has."""
         dues = [call.due for call in result.pending if call.due is not None]
-        due = min(dues, default=None)
-        while due is None or self._journal.sources.now_us() < due:
+        due = min([*dues, *([] if self._wake_at is None else [self._wake_at])], default=None)
+        while not self._stopped and (due is None or self._journal.sources.now_us() < due):
             pause_s = self._world.limits.poll_s
             if due is not None:
                 pause_s = min(pause_s, max(0.0, (due - self._journal.sources.now_us()) / 1e6))

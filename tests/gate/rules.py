@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from gate.sources_of_package import ROOMS, Module
 
 MODULE_LINES_MAX = 499
+COMMANDS = "cli.py"
+COMMANDS_LINES_MAX = 999
 FUNCTION_LINES_MAX = 69
 
 CORE = frozenset({"click", "msgspec", "platformdirs", "psycopg", "psycopg_pool", "rich"})
@@ -110,10 +112,11 @@ def clocks_and_randomness_come_from_sources(module: Module) -> Iterator[str]:
 
 
 def modules_stay_small(module: Module) -> Iterator[str]:
-    """One idea fits in 500 lines."""
+    """One idea fits in 500 lines; the list of thin commands is one idea and may have twice as many."""
     lines = module.text.count("\n")
-    if lines > MODULE_LINES_MAX:
-        yield module.at(1, f"the module has {lines} lines; at most {MODULE_LINES_MAX}")
+    most = COMMANDS_LINES_MAX if module.path == COMMANDS else MODULE_LINES_MAX
+    if lines > most:
+        yield module.at(1, f"the module has {lines} lines; at most {most}")
 
 
 def functions_stay_small(module: Module) -> Iterator[str]:

@@ -84,6 +84,29 @@ async def test_a_timed_out_unsafe_call_parks_and_a_resolution_finishes_it(journa
     check(pays, journal)
 
 
+async def test_a_resolution_that_is_not_of_the_tools_type_is_a_failure_that_did_happen(journal: Journal) -> None:
+    @tool(timeout_s=0.01)
+    async def counts() -> int:
+        """Counts."""
+        await asyncio.Event().wait()
+        return 1
+
+    @program
+    async def runs(run: Run) -> Any:
+        try:
+            return await run.tool(counts)
+        except ToolError as error:
+            return [error.error_type, error.effect]
+
+    parked = await refold.run(runs, journal=journal, thread="t")
+    (doubt,) = parked.pending
+    send(journal, Resolution(doubt.call, 1, "returned", Raw(b'"many"')), resolution_key(doubt.call, 1))
+    result = await refold.resume(runs, journal=journal, thread="t")
+
+    assert result.output == ["UnsupportedValue", "done"]
+    check(runs, journal)
+
+
 async def test_a_resolution_of_another_attempt_resolves_nothing(journal: Journal) -> None:
     pays, effects = hanging()
     parked = await refold.run(pays, journal=journal, thread="t")
