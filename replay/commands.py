@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct
 
+from .branch import Branch
 from .ports import ToolSpec
 from .requests import Request
-
-if TYPE_CHECKING:
-    from .machine import Branch
 
 
 class ModelCall(Struct, frozen=True, tag_field="command", tag="model"):

@@ -11,51 +11,13 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from .branch import Branch, Group
 from .commands import Call
 from .errors import ForeignAwait
-from .requests import Base, Interner, Prior
+from .requests import Interner, Prior
 from .run import Ask, GatherAsk, Run
 
 Program = Callable[[Run, Any], Coroutine[Any, Any, Any]]
-
-
-class Branch:
-    """One line of control: the program itself, or a branch of a gather. `base` is what it last asked a model."""
-
-    __slots__ = ("base", "coroutine", "counter", "group", "index", "path", "stream")
-
-    def __init__(
-        self,
-        coroutine: Coroutine[Any, Any, Any],
-        path: str,
-        group: _Group | None,
-        index: int,
-        base: Base | None,
-    ) -> None:
-        self.coroutine = coroutine
-        self.path = path
-        self.group = group
-        self.index = index
-        self.base = base
-        self.counter = 0
-        self.stream: random.Random | None = None
-
-    def next_path(self) -> str:
-        """The path of the next thing this branch asks for."""
-        self.counter += 1
-        return f"{self.path}.{self.counter}" if self.path else str(self.counter)
-
-
-class _Group:
-    """A gather that waits for its branches."""
-
-    __slots__ = ("errors", "left", "parent", "results")
-
-    def __init__(self, parent: Branch, size: int) -> None:
-        self.parent = parent
-        self.left = size
-        self.results: list[Any] = [None] * size
-        self.errors: list[BaseException | None] = [None] * size
 
 
 class Done:
@@ -194,7 +156,7 @@ class Machine:
 
     def _fan(self, parent: Branch, ask: GatherAsk) -> None:
         path = parent.next_path()
-        group = _Group(parent, len(ask.branches))
+        group = Group(parent, len(ask.branches))
         if not ask.branches:
             self._ready.append((parent, [], None))
         for index, item in enumerate(ask.branches):
@@ -211,7 +173,7 @@ class Machine:
         else:
             self._settle(branch.group, branch.index, value, error)
 
-    def _settle(self, group: _Group, index: int, value: Any, error: BaseException | None) -> None:
+    def _settle(self, group: Group, index: int, value: Any, error: BaseException | None) -> None:
         group.results[index] = value
         group.errors[index] = error
         group.left -= 1

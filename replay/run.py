@@ -8,16 +8,13 @@ import uuid
 import warnings
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ..journal import codec
 from .commands import Command, ModelCall, Sleep, StepCall, ToolCall, WaitFor
 from .errors import ForeignAwait
 from .ports import ToolSpec
-from .requests import Messages, Params, Prior, Request
-
-if TYPE_CHECKING:
-    from .machine import Machine
+from .requests import Interner, Messages, Params, Prior, Request
 
 
 class Ask:
@@ -59,6 +56,19 @@ class GatherAsk:
         return result
 
 
+class Stepped(Protocol):
+    """What a run handle asks of the machine that steps its program."""
+
+    at: int
+    interner: Interner
+
+    def branch_random(self) -> random.Random:
+        """The random stream of the branch being stepped."""
+
+    def patched(self, patch: str) -> bool:
+        """Whether new code may run."""
+
+
 class Run:
     """
     What a program has instead of a world.
@@ -69,7 +79,7 @@ class Run:
 
     __slots__ = ("_machine", "_params", "prior", "run_id", "thread")
 
-    def __init__(self, machine: Machine, *, thread: str, run_id: str, prior: Prior) -> None:
+    def __init__(self, machine: Stepped, *, thread: str, run_id: str, prior: Prior) -> None:
         self._machine = machine
         self._params: dict[tuple[Any, ...], Params] = {}
         self.thread = thread
