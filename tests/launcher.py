@@ -58,9 +58,9 @@ class Launched:
 class Launcher:
     """The process that forks, seen from the test."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, litellm: bool = True) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).resolve())],
+            [sys.executable, str(Path(__file__).resolve()), *(["litellm"] if litellm else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -80,6 +80,7 @@ class Launcher:
         folder: Path,
         *,
         script: Path | None = None,
+        args: Sequence[str] = (),
         cli: Sequence[str] | None = None,
         env: dict[str, str],
         point: Sequence[Any] | None = None,
@@ -91,6 +92,7 @@ class Launcher:
             "folder": str(folder),
             "number": self._launches,
             "script": None if script is None else str(script),
+            "args": list(args),
             "cli": None if cli is None else list(cli),
             "env": env,
             "point": None if point is None else list(point),
@@ -208,6 +210,7 @@ def _run(order: dict[str, Any]) -> None:
         sys.argv = ["refold", *order["cli"]]
         main()
     else:
+        sys.argv = [order["script"], *order["args"]]
         sys.path.insert(0, order["folder"])
         runpy.run_path(order["script"], init_globals=names, run_name="__main__")
 
@@ -240,9 +243,11 @@ def main() -> None:
     """Fork as told on standard input, until it is closed."""
     import refold.cli
     import refold.journal.postgres  # noqa: F401
-    from refold.agent.litellm_client import load_litellm
 
-    load_litellm()
+    if "litellm" in sys.argv:
+        from refold.agent.litellm_client import load_litellm
+
+        load_litellm()
     for line in sys.stdin:
         order = json.loads(line)
         if "wait" in order:

@@ -20,6 +20,7 @@ from refold import Journal
 from refold.agent.conversation import conversation
 from refold.replay import rebuild
 from refold.replay.runner import read_all
+from shell import Shell
 
 THREAD = "order-17"
 REPLIES: list[Reply] = [
@@ -44,7 +45,7 @@ class Scene:
         self.go_on = threading.Event()
         self.server = OpenAIServer(self._reply)
         self._launcher = launcher
-        self._env = {
+        self.env = {
             "REFOLD_DSN": dsn,
             "MODEL": "openai/scripted",
             "OPENAI_API_KEY": "sk-none",
@@ -62,11 +63,11 @@ class Scene:
 
     def again(self) -> str:
         """Simply start the script (again)."""
-        return self._finish(self._launcher.launch(self.folder, script=self.script, env=self._env))
+        return self._finish(self._launcher.launch(self.folder, script=self.script, env=self.env))
 
     def refold(self, *arguments: str, exit_code: int = 0) -> str:
         """The command line, from the folder."""
-        return self._finish(self._launcher.launch(self.folder, cli=arguments, env=self._env), exit_code)
+        return self._finish(self._launcher.launch(self.folder, cli=arguments, env=self.env), exit_code)
 
     def resume(self) -> str:
         """The other way to go on."""
@@ -81,12 +82,12 @@ class Scene:
         """Start the script and kill it where it says."""
         if point[0] == "asked":
             self.hold_turn = point[1]
-            process = self._launcher.launch(self.folder, script=self.script, env=self._env)
+            process = self._launcher.launch(self.folder, script=self.script, env=self.env)
             assert self.asked.wait(60)
         else:
             with awaited(self.folder / "reached") as wait:
                 process = self._launcher.launch(
-                    self.folder, script=self.script, env=self._env, point=point, fifo=self.folder / "reached"
+                    self.folder, script=self.script, env=self.env, point=point, fifo=self.folder / "reached"
                 )
                 wait()
         assert process.kill() == -9
@@ -217,6 +218,16 @@ def test_killed_anywhere_it_goes_on_and_keeps_its_promises(
     counts = [asked.count(request) for request in distinct]
     assert counts[:recorded] == [1] * recorded
     assert sum(counts) <= len(REPLIES) + 1
+    scene.check()
+
+
+def test_the_terminal_shows_what_the_page_shows(scene: Scene, launcher: Launcher) -> None:
+    shown = next(text for _, text in blocks(ROOT / "README.md", "console") if "refold resolve" in text)
+    scene.killed_at(POINTS["inside an unsafe tool that has acted"])
+
+    Shell(launcher, scene.folder, scene.env).follow(shown)
+
+    assert [line.split()[0] for line in scene.world] == ["find_order", "refund", "notify"]
     scene.check()
 
 
