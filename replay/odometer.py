@@ -61,6 +61,8 @@ class Odometer:
 
     def pick(self, options: Sequence[str], place: str) -> str:
         """The choice of this history at its next place."""
+        if len(options) == 1:
+            return options[0]
         position = self._position
         if position < len(self._wheel):
             value, known, where = self._wheel[position]
@@ -71,7 +73,7 @@ class Odometer:
                 self.taken.append((place, options[value]))
             return options[value]
         # When the faults are spent nothing is recorded: nothing there can grow.
-        if self._spent < self._faults and len(options) > 1:
+        if self._spent < self._faults:
             self._wheel.append((0, options, place))
             self._position = position + 1
         return options[0]

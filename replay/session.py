@@ -246,7 +246,8 @@ class Session:
                 break
             self._strike(call, now)
         self._wake_at(self._grace_until)
-        self._wake_at(soonest(self.interpreter, self.holds, now=now))
+        # What is due and was not struck is under way, or is not to begin any more: no clock will move it.
+        self._wake_at(soonest(self.interpreter, self.holds, now=now, after=now))
         self._go_on()
 
     def stop(self, reason: str, *, grace_s: float = 0.0) -> None:

@@ -42,6 +42,7 @@ class Effects:
         self._process = process
         self._world = process.world
         self._scenario = process.owner.scenario
+        self._deps = self._scenario.make_deps(self._world)
         self._thread = process.owner.name
         self._tenure = tenure
         self._session = session
@@ -186,7 +187,7 @@ class Effects:
             attempt=attempt,
             thread=self._thread,
             call=call.id,
-            deps=self._scenario.deps,
+            deps=self._deps,
             deadline_s=deadline_s,
             heartbeat=lambda: None,
             cancelled=lambda: False,

@@ -9,8 +9,8 @@ from msgspec import Raw, structs
 from ..journal import codec
 from ..journal.envelope import Event
 from ..journal.store import Lease
+from .events import decode_event
 from .inbox import Approval, Cancel, Content, Resolution, Signal, approval_key, resolution_key
-from .rebuild import load
 from .simulated_process import Left
 from .simulated_worker import Worker
 from .simulation import FAULTS, LATENCY_US, OK, TENURES_MAX, TTL_US, Scenario, Simulation
@@ -37,6 +37,7 @@ class Lane:
         self.done = False
         self.workers: list[Worker] = []
         self._answers = 0
+        self._known = ThreadStatus(name)
         faults = scenario.faults
         self._people = tuple(o for o in (OK, *FAULTS["people"]) if faults is None or o in faults or o == OK)
         self.world.store.create(name)
@@ -97,7 +98,10 @@ class Lane:
         worker.start()
 
     def _status(self) -> ThreadStatus:
-        return load(self.name, self.events).status
+        """What the log says; only what is new is folded."""
+        for event in self.world.store.read(self.name, after=self._known.head, limit=1_000_000):
+            self._known.apply(event.seq, decode_event(event))
+        return self._known
 
     def _look(self) -> None:
         """Does the thread need a worker, or an answer?"""
@@ -136,7 +140,7 @@ class Lane:
                 key = resolution_key(call.call, call.attempt)
             else:
                 content = self.scenario.reply(call)
-                key = approval_key(call.call) if isinstance(content, Approval) else f"signal/{call.name}"
+                key = approval_key(call.call) if isinstance(content, Approval) else f"signal/{call.call}"
             if content is None:
                 continue
             answered = True

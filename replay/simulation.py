@@ -147,6 +147,7 @@ class SimulatedContext(Struct, kw_only=True):
     deadline_s: float
     heartbeat: Callable[[], None]
     cancelled: bool = False
+    connection: Any = None
 
 
 def simulated_context(
@@ -159,6 +160,7 @@ def simulated_context(
     deadline_s: float,
     heartbeat: Callable[[], None],
     cancelled: Callable[[], bool],
+    connection: Any = None,
 ) -> ToolContext:
     """A context for one attempt."""
     return SimulatedContext(
@@ -170,6 +172,7 @@ def simulated_context(
         deadline_s=deadline_s,
         heartbeat=heartbeat,
         cancelled=cancelled(),
+        connection=connection,
     )
 
 
@@ -198,7 +201,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
         latency_us: Overrides of `LATENCY_US`, by kind or by name of a tool or step, microseconds.
         faults: Which faults are tried; all that apply by default.
         policy: Failures and time.
-        deps: Given to tools.
+        make_deps: What tools are given in a history.
         make_context: Makes tool contexts.
         perform: Runs a tool's, step's or model's coroutine to its end.
     """
@@ -211,7 +214,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
     latency_us: Mapping[str, int] = {}
     faults: frozenset[str] | None = None
     policy: Policy = Policy()
-    deps: Any = None
+    make_deps: Callable[[Simulation], Any] = lambda world: None
     make_context: MakeContext = simulated_context
     perform: Callable[[Coroutine[Any, Any, Any]], Any] = run_to_end
 

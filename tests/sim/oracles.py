@@ -48,6 +48,10 @@ class History:
         self.ledger = [deed for deed in world.ledger if deed.thread == lane.name]
         self.sent = [sent for sent in world.sent if sent.append.thread == lane.name]
         self.granted = [grant for grant in world.granted if grant.thread == lane.name]
+        # A second loop with one lease cannot come about by itself; it is played to see that the log bears it.
+        # When the clock that decides on leases leaps, a live worker is robbed and no hold tells how long it acts.
+        deposed = any(deed.kind == "tool" and not deed.current for deed in self.ledger)
+        self.unpromised = "twin" in self.kinds or ("jump" in self.kinds and deposed)
         self.finished = bool(self.bodies) and self.bodies[-1]["kind"] == "run_finished"
         self.starts: dict[tuple[str, int], int] = {}
         self.outcomes: dict[str, list[tuple[int, dict[str, Any]]]] = {}
@@ -212,6 +216,8 @@ def no_effect_without_its_cause(history: History) -> Iterator[str]:
 def unsafe_tools_act_once(history: History) -> Iterator[str]:
     """10. A tool that is not declared repeatable acts at most once for a call."""
     acted: dict[str, int] = {}
+    if history.unpromised:
+        return
     for deed in history.ledger:
         if deed.kind == "tool" and deed.happened and not deed.repeatable:
             acted[deed.call] = acted.get(deed.call, 0) + 1
@@ -232,6 +238,8 @@ def repeats_carry_one_key(history: History) -> Iterator[str]:
 
 def results_tell_the_truth(history: History) -> Iterator[str]:
     """11. A recorded result was had outside, with that value; what is said not to have happened did not."""
+    if history.unpromised:
+        return
     happened = {
         (deed.call, deed.attempt): deed for deed in history.ledger if deed.kind == "tool" and deed.happened
     }
@@ -250,7 +258,7 @@ def results_tell_the_truth(history: History) -> Iterator[str]:
 def recorded_is_never_asked_again(history: History) -> Iterator[str]:
     """12. What has a recorded outcome is not asked, called or stepped again."""
     for deed in history.ledger:
-        if not deed.current and history.kinds & ROBBERY:
+        if history.unpromised or (not deed.current and history.kinds & ROBBERY):
             continue
         for seq, body in history.outcomes.get(deed.call, ()):
             if seq <= deed.head:
@@ -440,6 +448,33 @@ def resuming_without_news_writes_nothing(history: History) -> Iterator[str]:
             yield f"seq {seq} and {seq + 1} ({second}, {third}) record nothing but a look"
 
 
+def time_is_kept(history: History) -> Iterator[str]:
+    """A timer strikes when it is due as long as a worker is there, whatever else the run does meanwhile."""
+    if history.kinds & {
+        "pause",
+        "freeze",
+        "late",
+        "rival",
+        "twin",
+        "jump",
+        "ahead",
+        "behind",
+        "interrupt",
+        "cancel",
+    }:
+        return
+    due: dict[str, tuple[int, int]] = {}
+    for event, body in zip(history.events, history.bodies, strict=True):
+        if body["kind"] in ("timer_set", "wait_started") and body.get("due") is not None:
+            due[body["call"]] = (body["due"], event.fence)
+        elif body["kind"] == "timer_fired":
+            at, fence = due[body["call"]]
+            if body["at"] < at:
+                yield f"{body['call']} struck {at - body['at']} us early"
+            if fence == event.fence and body["at"] > at + 1_000:
+                yield f"{body['call']} struck {body['at'] - at} us late"
+
+
 def messages_are_taken_once(history: History) -> Iterator[str]:
     """A message enters the log at most once, in the append that took it."""
     taken: dict[int, int] = {}
@@ -467,7 +502,9 @@ def messages_are_taken_once(history: History) -> Iterator[str]:
 def outcome_is_that_of_the_quiet_run(history: History) -> Iterator[str]:
     """Faults cost time, never meaning: the run ends as it would have ended undisturbed."""
     quiet = history.quiet
-    if quiet is None or history.kinds & ALTERING:
+    if quiet is None or history.kinds & ALTERING or history.unpromised:
+        return
+    if any(b["kind"] == "tool_failed" and b["error"]["type"] == "TimeoutError" for b in history.bodies):
         return
     told = meaning(history.bodies)
     if told != quiet:
@@ -528,6 +565,7 @@ ORACLES = (
     every_run_ends,
     nothing_is_left_behind,
     resuming_without_news_writes_nothing,
+    time_is_kept,
     messages_are_taken_once,
     outcome_is_that_of_the_quiet_run,
 )

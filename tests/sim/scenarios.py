@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec import Raw, Struct
-from refold import ModelReply, Run, StepError, ToolError, program
+from refold import ModelError, ModelReply, Run, StepError, ToolError, program
+from refold.agent.conversation import fold_prior
+from refold.agent.loop import LoopSpec, run_loop
 from refold.replay.inbox import Approval, Content, Signal
+from refold.replay.outcomes import DidNotHappen, Happened
 from refold.replay.ports import InDoubt, Usage
+from refold.replay.program import Program
+from refold.replay.recording import Policy
 from refold.replay.simulation import Scenario
 from refold.replay.status import OpenCall
 
@@ -26,6 +32,7 @@ class SimTool(Struct, frozen=True, eq=False, kw_only=True):
     retries: int = 0
     approval: bool = False
     stoppable: bool = False
+    transactional: bool = False
     look_up: Callable[..., Any] | None = None
 
     def needs_approval(self, args: Mapping[str, Any]) -> bool:
@@ -46,9 +53,17 @@ class SimTool(Struct, frozen=True, eq=False, kw_only=True):
         return self.look_up(context, **args)
 
 
-pay = SimTool(name="pay", act=lambda amount: {"paid": amount})
-look = SimTool(name="look", act=lambda key: {"saw": key}, repeatable=True, in_doubt="retry", retries=1)
-ship = SimTool(name="ship", act=lambda to: {"shipped": to})
+def unsafe(name: str, act: Callable[..., Any], **more: Any) -> SimTool:
+    return SimTool(name=name, act=act, **more)
+
+
+def idempotent(name: str, act: Callable[..., Any], **more: Any) -> SimTool:
+    return SimTool(name=name, act=act, repeatable=True, in_doubt="retry", **more)
+
+
+pay = unsafe("pay", lambda amount: {"paid": amount})
+look = idempotent("look", lambda key: {"saw": key}, retries=1)
+ship = unsafe("ship", lambda to: {"shipped": to})
 
 
 def fetch(what: str) -> dict[str, str]:
@@ -107,3 +122,210 @@ ERRAND = Scenario(
     models=Answers(lambda messages, asked: {"content": f"plan for {messages[-1]['content']}"}),
     reply=go,
 )
+
+
+# An agent: the tool-calling loop with a scripted model, a parallel pair and then one more call
+
+
+def _wants(*calls: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "content": None,
+        "tool_calls": [
+            {"id": f"c{n}", "type": "function", "function": {"name": name, "arguments": json.dumps(args)}}
+            for n, (name, args) in enumerate(calls)
+        ],
+    }
+
+
+def support(messages: list[dict[str, Any]], asked: int) -> dict[str, Any]:
+    turn = sum(message["role"] == "assistant" for message in messages)
+    if turn == 0:
+        return _wants(("pay", {"amount": 3}), ("look", {"key": "tea"}))
+    if turn == 1:
+        return _wants(("ship", {"to": "me"}))
+    return {"content": f"done after {len(messages)} messages"}
+
+
+def _agent(name: str, tools: list[SimTool]) -> Program:
+    spec = LoopSpec(
+        name=name,
+        params={"model": "m"},
+        tools={each.name: each for each in tools},
+        instructions="Be brief.",
+        history=None,
+        max_steps=10,
+    )
+
+    async def loop(run: Run, value: Any) -> Any:
+        return await run_loop(spec, run, value)
+
+    return Program(loop, name=name, definition={"model": "m"}, fold_prior=fold_prior)
+
+
+AGENT = Scenario(
+    name="agent",
+    program=_agent("support", [pay, look, ship]),
+    value="tea for me",
+    models=Answers(support),
+    reply=go,
+)
+
+
+# A model that answers otherwise each time it is asked: what is done must have its cause in the log
+
+
+@program
+async def whims(run: Run, topic: str) -> Any:
+    first = await run.model(messages=[{"role": "user", "content": topic}], model="m")
+    page = await run.step(fetch, first.text)
+    second = await run.model(messages=[{"role": "user", "content": page["fetched"]}], model="m")
+    return [await tried(run, look, key=second.text), await tried(run, ship, to=second.text)]
+
+
+FICKLE = Scenario(
+    name="fickle",
+    program=whims,
+    value="tea",
+    models=Answers(lambda messages, asked: {"content": f"whim {asked}"}),
+    reply=go,
+)
+
+
+# Every policy for doubts side by side, two slots
+
+
+def _known(context: Any, **args: Any) -> Any:
+    """The outside world remembers what was done."""
+    done = [d for d in context.deps.ledger if d.call == context.call and d.attempt == context.attempt]
+    return Happened(done[0].value) if done and done[0].happened else DidNotHappen()
+
+
+book = SimTool(name="book", act=lambda seat: {"booked": seat}, in_doubt="reconcile", look_up=_known)
+post = SimTool(name="post", act=lambda text: {"posted": text}, in_doubt="tell_model")
+
+
+@program
+async def doubts(run: Run, value: Any) -> Any:
+    first = await run.gather(
+        tried(run, book, seat=1),
+        tried(run, pay, amount=1),
+        tried(run, look, key="a"),
+        tried(run, book, seat=2),
+    )
+    return [*first, await tried(run, ship, to="all")]
+
+
+doubts.concurrency = 2
+
+DOUBTS = Scenario(name="doubts", program=doubts, reply=go, make_deps=lambda world: world)
+
+
+@program
+async def told(run: Run, value: Any) -> Any:
+    return [await tried(run, post, text="all"), await tried(run, post, text="all")]
+
+
+TOLD = Scenario(name="told", program=told, reply=go)
+
+
+# Branches that share a list: what they ask depends on the order of replies
+
+
+@program
+async def shared(run: Run, value: Any) -> Any:
+    seen: list[str] = []
+
+    async def branch(name: str, tool: SimTool, key: str) -> int:
+        got = await tried(run, tool, **{key: name})
+        seen.append(f"{name}: {got}")
+        page = await run.step(fetch, f"{name} as {len(seen)}")
+        seen.append(page["fetched"])
+        if run.patched("louder"):
+            seen.append("!")
+        return len(seen)
+
+    counts = await run.gather(
+        branch("a", look, "key"), branch("b", ship, "to"), run.wait_for("go", timeout=0.02), run.sleep(0.05)
+    )
+    return [seen, counts, await run.step(fetch, ",".join(seen))]
+
+
+SHARED = Scenario(name="shared", program=shared, reply=go)
+
+
+# Waits: an approval, two signals of one name, a time-out, a timer beside a tool that takes longer
+
+burn = unsafe("burn", lambda what: {"burnt": what}, approval=True)
+brew = idempotent("brew", lambda what: {"brewed": what})
+
+
+@program
+async def waits(run: Run, value: Any) -> Any:
+    async def twice() -> list[Any]:
+        return [await run.wait_for("go"), await run.wait_for("go")]
+
+    async def naps() -> str:
+        await run.sleep(0.3)
+        return str((await run.step(fetch, "nap"))["fetched"])
+
+    return await run.gather(
+        twice(),
+        tried(run, burn, what="toast"),
+        naps(),
+        tried(run, brew, what="tea"),
+        run.wait_for("no", timeout=60),
+    )
+
+
+def allow(call: OpenCall) -> Content | None:
+    return None if call.name == "no" else go(call)
+
+
+WAITS = Scenario(name="waits", program=waits, reply=allow, latency_us={"brew": 900_000})
+
+
+# Failures that are tried again, then one that is final
+
+
+class Moody:
+    """A model that fails the first two times a history asks it, and then answers."""
+
+    name = "moody"
+
+    async def respond(self, request: Mapping[str, Any]) -> ModelReply:
+        raise ModelError("overloaded", kind="overloaded")
+
+
+def broken(what: str) -> None:
+    raise ValueError(f"no {what}")
+
+
+wobble = idempotent("wobble", broken, retries=2)
+
+
+@program
+async def stubborn(run: Run, value: Any) -> Any:
+    async def asks() -> str:
+        try:
+            return str((await run.model(messages=[{"role": "user", "content": "x"}], model="m")).text)
+        except ModelError as error:
+            return f"{error.kind}: {error.message}"
+
+    got = await run.gather(asks(), tried(run, wobble, what="luck"), run.sleep(0.4))
+    await run.step(broken, "end")
+    return got
+
+
+STUBBORN = Scenario(
+    name="stubborn",
+    program=stubborn,
+    models=Moody(),
+    policy=Policy(model_attempts=3, backoff_s=0.2),
+    reply=go,
+)
+
+STEADY = (ERRAND, AGENT, DOUBTS, WAITS, STUBBORN)
+"""Scenarios whose runs mean the same whatever the order of what is done side by side."""
+STEADY_NAMES = frozenset(scenario.name for scenario in STEADY)
+RESTLESS = (FICKLE, SHARED, TOLD)
+ALL = {scenario.name: scenario for scenario in (*STEADY, *RESTLESS)}

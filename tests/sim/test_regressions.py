@@ -19,6 +19,12 @@ HISTORIES = [
     # Robbed in the middle of a call that only a person can settle: the hold was over, and the alarm for it
     # was set again and again.
     ("ERRAND", {"w1.append#3": "crash"}),
+    # A message read just before the session ended was counted as seen and never looked at.
+    ("ERRAND", {"w1.append#8": "early", "w1.leave": "late"}),
+    # Timers and time-outs struck only when nothing else was going on.
+    ("WAITS", {}),
+    # While a model was asked again, the time at which it was to be asked again went on being alarmed for.
+    ("ERRAND", {"w1.model 1": "fails"}),
 ]
 
 
