@@ -85,3 +85,8 @@ class Gate:
         """Wait no longer for what is under way, and ask it to stop."""
         del self._attempts[call.path]
         self._host.abandon(call)
+
+    def forget(self, call: Call | None) -> None:
+        """Wait no longer for *call*: it has been answered while its reconciler was still being asked."""
+        if call is not None and self.holds(call):
+            self.abandon(call)

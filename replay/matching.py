@@ -114,7 +114,11 @@ def _rests(interpreter: Interpreter, holds: dict[str, int], now: int) -> bool:
 
 
 def soonest(interpreter: Interpreter, holds: dict[str, int], *, now: int, after: int = -1) -> int | None:
-    """When a clock will next move the run, later than *after*, microseconds since the epoch; None if none will."""
+    """
+    When a clock will next move the run, later than *after*, microseconds since the epoch; None if none will.
+
+    What has been due and is still pending is under way, or is not to begin any more: no clock will move it.
+    """
     times: list[int] = []
     for call in interpreter.pending.values():
         if call.phase is Phase.WAITING and call.due is not None:

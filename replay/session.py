@@ -246,7 +246,6 @@ class Session:
                 break
             self._strike(call, now)
         self._wake_at(self._grace_until)
-        # What is due and was not struck is under way, or is not to begin any more: no clock will move it.
         self._wake_at(soonest(self.interpreter, self.holds, now=now, after=now))
         self._go_on()
 
@@ -389,6 +388,7 @@ class Session:
             elif isinstance(taken.event, ev.CancelRequested):
                 self._cancel(taken.event, taken.message)
             else:
+                self._gate.forget(self.interpreter.named(getattr(taken.event, "call", "")))
                 self._emit(taken.event, consumed=taken.message)
 
     # Writing

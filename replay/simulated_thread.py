@@ -76,11 +76,7 @@ class Lane:
         elif kind == "stale":
             self._send_stale(run)
         else:
-            # Before it is waited for: all that the scenario would answer to a wait of any name it knows.
-            for call in (OpenCall(f"{run.run}/0", "waits for a signal"), *run.open.values()):
-                content = self.scenario.reply(call)
-                if isinstance(content, Signal):
-                    self.post(f"signal/{content.name}", content)
+            self._send_early(run)
 
     def post(self, key: str, content: Content) -> None:
         """Put a message into the thread's inbox; live workers will find it."""
@@ -165,6 +161,16 @@ class Lane:
                 value = codec.encode(deed.value, what="a result")
                 return Resolution(call.call, call.attempt, "returned", Raw(value), by="people")
         return Resolution(call.call, call.attempt, "did_not_happen", by="people")
+
+    def _send_early(self, run: RunState) -> None:
+        """What the scenario would answer to a wait, and what is already known of a call in doubt."""
+        for call in (OpenCall(f"{run.run}/0", "waits for a signal"), *run.open.values()):
+            if call.status == "in doubt":
+                known = self._truth(call)
+                if known.outcome == "returned":
+                    self.post(resolution_key(call.call, call.attempt), known)
+            elif isinstance(content := self.scenario.reply(call), Signal):
+                self.post(f"signal/{content.name}", content)
 
     def _send_stale(self, run: RunState) -> None:
         """An answer about an attempt that is not the newest of its call, and true of that one."""

@@ -25,6 +25,8 @@ HISTORIES = [
     ("WAITS", {}),
     # While a model was asked again, the time at which it was to be asked again went on being alarmed for.
     ("ERRAND", {"w1.model 1": "fails"}),
+    # A person's answer came while the reconciler was being asked, whose answer was waited for ever after.
+    ("DOUBTS", {"w1.outcome 1.4.1": "crash", "w2.append.answer": "early"}),
 ]
 
 
