@@ -205,7 +205,7 @@ class Journal:
                 release=self._release,
                 transact=self._transact,
                 sources=self.sources,
-                rival=lease.left_open and not dead,
+                rival=lease.fence > 1 and not dead,
             )
 
         tenure = self._patiently(take)

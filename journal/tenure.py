@@ -31,7 +31,7 @@ class Tenure:
         head_hash: Its chain hash.
         state: The thread's state as last recorded.
         ttl_s: How long each renewal makes the lease last, seconds.
-        rival: Whether the holder before may still be alive somewhere, acting without the right to write.
+        rival: Whether the holder before may still be alive somewhere, its tools acting without the right to write.
         clock_ahead_us: How far the database's clock was ahead of this process's at the grant.
     """
 

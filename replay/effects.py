@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -18,13 +18,20 @@ from ..journal.journal import Journal
 from ..journal.tenure import Tenure
 from .commands import Call, ModelCall, StepCall, ToolCall
 from .errors import ModelError, ToolError
-from .inbox import encode_message, resolution_key
+from .events import decode_bytes
+from .inbox import Resolution, encode_message, resolution_key
 from .outcomes import Reconciled, ToolRaised, Unknown
 from .ports import MakeContext, ModelClient, ToolContext
-from .recording import Completion, late_resolution
+from .recording import Completion, late_resolution, unrecorded_resolution
 
 STOP_GRACE_S = 1.0
 """How long an async tool gets to come to its end after it was cancelled."""
+
+ELSEWHERE_POLL_S = 0.05
+"""How often a tool that runs under another event loop of this process is looked after."""
+
+_alive: dict[tuple[str, str, str], asyncio.Task[Any]] = {}
+"""Tools that were given up and still run in this process, by journal, thread and call."""
 
 EventOf = Callable[[Completion], NewEvent]
 """Makes the event that records a completion."""
@@ -110,8 +117,6 @@ class Effects:
         self._complete = complete
         self._leaving = leaving
         self._deadlines: dict[str, float] = {}
-        self._alive: dict[str, asyncio.Task[Any]] = {}
-        """Sync tools by path that were given up and still run in this process."""
 
     async def perform(self, call: Call, attempt: int) -> None:
         """Perform one call; ends by handing over its completion, unless it is cancelled."""
@@ -179,8 +184,10 @@ class Effects:
         """Ask the tool's reconciler about a call in doubt."""
         command = call.command
         assert isinstance(command, ToolCall)
-        context = self._context(call, call.attempt, timeout_s, lambda: None)
+        self._watch(call.path, self._sources.monotonic_s() + timeout_s)
         try:
+            await self._alone(call)
+            context = self._context(call, call.attempt, timeout_s, lambda: None)
             async with asyncio.timeout(timeout_s):
                 verdict: Reconciled = await command.tool.reconcile(codec.decode(command.args), context)
                 return verdict
@@ -188,6 +195,8 @@ class Effects:
             return Unknown(
                 f"the reconciler of tool {command.tool.name!r} gave no answer within {timeout_s:g} s"
             )
+        finally:
+            self._watch(call.path, None)
 
     # Models and steps
 
@@ -270,21 +279,33 @@ class Effects:
             task.cancel()
             await asyncio.wait({task}, timeout=STOP_GRACE_S)
         if not task.done():
-            self._alive[call.path] = task
+            _alive[self._place(call)] = task
             task.add_done_callback(lambda done: self._late(call, attempt, done))
 
+    def _place(self, call: Call) -> tuple[str, str, str]:
+        return self._journal.identity, self._tenure.thread, call.id
+
     def _late(self, call: Call, attempt: int, task: asyncio.Task[Any]) -> None:
-        self._alive.pop(call.path, None)
+        _alive.pop(self._place(call), None)
         if not task.cancelled():
             self._send_late(call, attempt, _completion_of(task))
 
     def _send_late(self, call: Call, attempt: int, completion: Completion) -> None:
         """What a tool came to after its call was given up goes into the inbox: whoever holds the thread decides."""
         resolution = late_resolution(call, attempt, completion)
-        if resolution is None:
-            return
+        if resolution is not None:
+            self._send(resolution)
+
+    def pass_on(self, events: Sequence[NewEvent]) -> None:
+        """Outcomes that this worker may not record any more go into the inbox too."""
+        for event in events:
+            resolution = unrecorded_resolution(decode_bytes(event.body))
+            if resolution is not None:
+                self._send(resolution)
+
+    def _send(self, resolution: Resolution) -> None:
         kind, body = encode_message(resolution)
-        key = resolution_key(call.id, attempt)
+        key = resolution_key(resolution.call, resolution.attempt)
         journal, thread = self._journal, self._tenure.thread
 
         def send() -> None:
@@ -292,16 +313,29 @@ class Effects:
                 journal.send(thread, key=key, kind=kind, body=body)
             except RefoldError as error:
                 _log.warning(
-                    "the late outcome of %s in thread %r could not be passed on: %s", call.id, thread, error
+                    "the late outcome of %s in thread %r could not be passed on: %s",
+                    resolution.call,
+                    thread,
+                    error,
                 )
 
-        asyncio.get_running_loop().run_in_executor(None, send)
+        try:
+            asyncio.get_running_loop().run_in_executor(None, send)
+        except RuntimeError:
+            # The loop is gone.
+            threading.Thread(target=send, name="refold late outcome", daemon=True).start()
 
     async def _alone(self, call: Call) -> None:
         """Never two attempts of one call at once: one that was given up may still act."""
-        earlier = self._alive.get(call.path)
-        if earlier is not None:
-            await asyncio.wait({earlier})
+        while (earlier := _alive.get(self._place(call))) is not None:
+            loop = earlier.get_loop()
+            if loop is asyncio.get_running_loop():
+                await asyncio.wait({earlier})
+            elif loop.is_closed():
+                # Nobody will ever hear of it: left to its time-out, as a tool of another process is.
+                return
+            else:
+                await asyncio.sleep(ELSEWHERE_POLL_S)
 
     async def _renew(self) -> None:
         """The lease may have run out while this process stood still: the tool runs only if it is still ours."""

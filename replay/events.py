@@ -70,12 +70,17 @@ class RunStarted(Body, frozen=True, kw_only=True, tag="run_started"):
 
 
 class RunResumed(Body, frozen=True, kw_only=True, tag="run_resumed"):
-    """Another tenure took the run up; `tenure` counts from 1 for the one that started it."""
+    """
+    Another tenure took the run up; `tenure` counts from 1 for the one that started it.
+
+    With `rival` the worker before may still be alive, and at the calls that it had started.
+    """
 
     run: str
     tenure: int
     digest: str
     definition: dict[str, str] = {}
+    rival: bool = False
 
 
 class ModelResponded(Body, frozen=True, kw_only=True, tag="model_responded"):

@@ -122,8 +122,8 @@ class Interpreter:
             self.pending[path].phase = Phase.DOUBT
         self._running.clear()
 
-    def resumption(self, *, at: int) -> ev.RunResumed:
-        """The event of the next tenure."""
+    def resumption(self, *, at: int, rival: bool) -> ev.RunResumed:
+        """The event of the next tenure; *rival*: the worker before may still be alive."""
         program = self.program
         return ev.RunResumed(
             at=at,
@@ -131,6 +131,7 @@ class Interpreter:
             tenure=self.tenures + 1,
             digest=program.digest,
             definition=program.definition,
+            rival=rival,
         )
 
     # Lifecycle
@@ -244,6 +245,8 @@ class Interpreter:
             recorded=f"{ev.kind_of(body)} at {body.call} for request {body.fingerprint}",
             asked=f"another request there, {request.fingerprint} ({request.size} messages)",
             shape=False,
+            body=body,
+            command=command,
         )
 
     def _step_recorded(self, body: ev.StepRecorded) -> list[Call]:
@@ -434,7 +437,15 @@ class Interpreter:
         return "; ".join(f"{c.describe()} at {c.id}" for c in self.pending.values()) or "nothing"
 
     def _diverge(self, body: ev.EventBody, asked: str) -> NoReturn:
-        raise Divergence(thread=self.thread, seq=self.seq, recorded=describe_body(body), asked=asked)
+        call = self.named(getattr(body, "call", ""))
+        raise Divergence(
+            thread=self.thread,
+            seq=self.seq,
+            recorded=describe_body(body),
+            asked=asked,
+            body=body,
+            command=call.command if call else None,
+        )
 
 
 def describe_body(body: ev.EventBody) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import threading
 import uuid
@@ -135,11 +136,12 @@ class LiveHost:
                 pass
             raise
         finally:
-            poller.cancel()
             with self._lock:
                 self._detached = True
-            for task in list(self._tasks.values()):
-                task.cancel()
+            if not self._loop.is_closed():
+                poller.cancel()
+                for task in list(self._tasks.values()):
+                    task.cancel()
 
     def stop(self, reason: str, grace_s: float) -> None:
         """Leave in good order, as on SIGTERM."""
@@ -181,8 +183,13 @@ class LiveHost:
     def _post(self, step: Callable[[], Any]) -> None:
         with self._lock:
             if not self._detached:
-                self._loop.call_soon_threadsafe(self._enter, step)
-                return
+                with contextlib.suppress(RuntimeError):
+                    self._loop.call_soon_threadsafe(self._enter, step)
+                    return
+                # The loop was closed under the run: what was made is recorded, the lease runs out by itself.
+                self._detached = True
+                self._tenure.overdue_after(0.0)
+                self._enter(lambda: self._live().stop("its event loop was closed"))
         self._enter(step)
 
     def _completed(self, call: Call, attempt: int, completion: Completion) -> bool:
@@ -193,12 +200,17 @@ class LiveHost:
         if error is None:
             self._live().acked(count)
         else:
-            self._live().failed(error)
+            self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        unrecorded = self._live().failed(error)
+        if isinstance(error, LeaseLost):
+            self._effects.pass_on(unrecorded)
 
     def _lost(self) -> None:
         session = self._live()
         if session.end is None and session.error is None:
-            session.failed(LeaseLost(self._tenure.thread, fence=self._tenure.fence))
+            self._failed(LeaseLost(self._tenure.thread, fence=self._tenure.fence))
 
     async def _poll(self) -> None:
         while True:

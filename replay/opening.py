@@ -164,8 +164,7 @@ def take_up_run(
             "then let it go on with 'refold resume --release'"
         )
         return Opened(session, lambda: session.park(reason))
-    if rival:
-        session.holds = _holds(thread, run, interpreter, clock_ahead_us)
+    session.holds = _holds(thread, run, interpreter, rival, clock_ahead_us)
     accepted: ev.DivergenceAccepted | None = None
     if pair is not None and pair[0] != pair[1] and pair not in run.accepted:
         accepted = ev.DivergenceAccepted(
@@ -174,7 +173,9 @@ def take_up_run(
     return Opened(session, lambda: session.resume(messages, accepted=accepted))
 
 
-def _holds(thread: Thread, run: RunState, interpreter: Interpreter, clock_ahead_us: int) -> dict[str, int]:
+def _holds(
+    thread: Thread, run: RunState, interpreter: Interpreter, rival: bool, clock_ahead_us: int
+) -> dict[str, int]:
     """Until when, by the host's clock, a worker that is still alive may be at the calls it has started."""
     holds: dict[str, int] = {}
     for call in interpreter.pending.values():
@@ -184,6 +185,7 @@ def _holds(thread: Thread, run: RunState, interpreter: Interpreter, clock_ahead_
             and recorded is not None
             and call.attempt
             and not command.tool.read_only
+            and (recorded.at_large or (rival and recorded.status == "started"))
         ):
             started_us = thread.recorded_at[recorded.seq - 1] - clock_ahead_us
             holds[call.path] = started_us + round(command.tool.timeout_s * 1e6)

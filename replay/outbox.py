@@ -7,6 +7,9 @@ from ..journal.store import ThreadState
 from . import events as ev
 from .host import Host
 
+Unrecorded = list[NewEvent]
+"""Events that were made and may not be written any more."""
+
 
 class Outbox:
     """
@@ -33,6 +36,7 @@ class Outbox:
         self._waiting: list[tuple[NewEvent, tuple[int, ...]]] = []
         """Events not yet handed over, each with the inbox ids that it takes in its own transaction."""
         self._stale: list[int] = []
+        self._sent: list[NewEvent] = []
 
     @property
     def empty(self) -> bool:
@@ -66,11 +70,15 @@ class Outbox:
         """The append under way is durable."""
         self.durable += count
         self.flying = 0
+        self._sent = []
 
-    def abandon(self) -> None:
-        """Nothing more may be written."""
+    def abandon(self) -> Unrecorded:
+        """Nothing more may be written; the events whose append was not acknowledged, and those that waited."""
+        lost = self._sent + [event for event, _ in self._waiting]
         self.flying = 0
+        self._sent = []
         self._waiting.clear()
+        return lost
 
     def flush(self, *, leaving: bool) -> None:
         """Hand over what waits, unless an append is under way."""
@@ -86,8 +94,9 @@ class Outbox:
         consumed = [taken for _, ids in batch for taken in ids] + self._stale
         self._stale = []
         self.flying = count
+        self._sent = [event for event, _ in batch]
         state, wake_at = (ThreadState.RUNNING, None) if self._waiting else self._state(leaving)
-        self._host.append([event for event, _ in batch], state=state, wake_at_us=wake_at, consumed=consumed)
+        self._host.append(self._sent, state=state, wake_at_us=wake_at, consumed=consumed)
 
     def _state(self, leaving: bool) -> tuple[ThreadState, int | None]:
         match self.last:

@@ -188,6 +188,19 @@ def late_resolution(call: Call, attempt: int, completion: Completion) -> Resolut
     return Resolution(call.id, attempt, "failed", error=failure(error), effect=error.effect, by="worker")
 
 
+def unrecorded_resolution(body: ev.EventBody) -> Resolution | None:
+    """What an outcome that its worker may not record any more tells the new holder; None if it tells nothing."""
+    match body:
+        case ev.ToolReturned():
+            return Resolution(body.call, body.attempt, "returned", body.result, by="worker")
+        case ev.ToolFailed(final=True) if body.effect != "unknown" and body.attempt:
+            return Resolution(
+                body.call, body.attempt, "failed", error=body.error, effect=body.effect, by="worker"
+            )
+        case _:
+            return None
+
+
 def failure(error: BaseException) -> ev.Failure:
     """An error as data."""
     clean = codec.clean_text

@@ -23,7 +23,7 @@ from .gate import Gate
 from .host import Host
 from .interpreter import Interpreter
 from .matching import Mailbox, doubt_reason, has_news, soonest
-from .outbox import Outbox
+from .outbox import Outbox, Unrecorded
 from .outcomes import Reconciled
 from .recording import (
     Completion,
@@ -143,7 +143,7 @@ class Session:
             self._leave()
             return
         self._base = self._outbox.head + 1
-        self._emit(self.interpreter.resumption(at=self._at()))
+        self._emit(self.interpreter.resumption(at=self._at(), rival=bool(self.holds)))
         for call in self._pending():
             if call.phase is Phase.BACKOFF and (call.retry_at or 0) > self._at():
                 self._wake_at(call.retry_at)
@@ -173,10 +173,10 @@ class Session:
         self._open_gate()
         self._go_on()
 
-    def failed(self, error: BaseException) -> None:
-        """The append under way cannot be made; nothing more may be written."""
-        self._outbox.abandon()
+    def failed(self, error: BaseException) -> Unrecorded:
+        """The append under way cannot be made, nothing more may be written; the events that were to be."""
         self.error = error
+        return self._outbox.abandon()
 
     def completed(self, path: str, attempt: int, completion: Completion) -> bool:
         """An effect is over; False if nobody waits for this attempt any more and nothing was recorded."""

@@ -32,6 +32,8 @@ class OpenCall(Struct):
     due: int | None = None
     since: int = 0
     seq: int = 0
+    at_large: bool = False
+    """Whether a worker that may still be alive may be at this attempt."""
 
 
 class Totals(Struct):
@@ -195,7 +197,7 @@ def _apply(thread: ThreadStatus, run: RunState, seq: int, body: ev.EventBody) ->
             run.tenures, run.digest = body.tenure, body.digest
             for call in calls.values():
                 if call.status == "started":
-                    call.status = "in doubt"
+                    call.status, call.at_large = "in doubt", body.rival
         case ev.ToolStarted():
             calls[body.call] = OpenCall(
                 body.call, "started", body.tool, body.args, body.attempt, body.key, since=body.at, seq=seq
@@ -212,7 +214,8 @@ def _apply(thread: ThreadStatus, run: RunState, seq: int, body: ev.EventBody) ->
             )
         case ev.ToolInDoubt():
             if body.call in calls:
-                calls[body.call].status = "in doubt"
+                # It was given up, not ended: a tool in a thread runs on.
+                calls[body.call].status, calls[body.call].at_large = "in doubt", True
         case ev.RunParked():
             run.status, run.reason, run.progressed = "parked", body.reason, True
             run.poisoned = body.poisoned
