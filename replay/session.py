@@ -373,7 +373,7 @@ class Session:
             return
         self._emit(body, consumed=message_id)
         self._drop_gated()
-        for call in self._under_way():
+        for call in filter(self._gate.holds, self._pending()):
             if not isinstance(call.command, ToolCall):
                 self._gate.abandon(call)
         self._set_grace(self._policy.cancel_grace_s)
@@ -474,7 +474,7 @@ class Session:
         """Grace is over: what still runs is in doubt, and a cancelled run ends."""
         self._grace_until = None
         at = self._at()
-        for call in self._under_way():
+        for call in filter(self._gate.holds, self._pending()):
             self._gate.abandon(call)
             if call.phase is Phase.STARTED:
                 why = "it was still running when its worker left"
@@ -489,9 +489,6 @@ class Session:
 
     def _over(self) -> bool:
         return self._stepper.halted is not None or self.interpreter.ended is not None
-
-    def _under_way(self) -> list[Call]:
-        return [call for call in self._pending() if self._gate.holds(call)]
 
     def _pending(self) -> list[Call]:
         return list(self.interpreter.pending.values())
