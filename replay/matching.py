@@ -12,6 +12,7 @@ from ..journal.store import Message
 from . import events as ev
 from .commands import Call, Phase, ToolCall, WaitFor
 from .events import Failure
+from .holds import Holds
 from .inbox import INPUT, Approval, Cancel, Resolution, Signal, decode_message, resolution_event
 from .interpreter import Interpreter
 
@@ -88,46 +89,45 @@ def match(message: Message, interpreter: Interpreter, *, at: int) -> Match | Non
             return None
 
 
-def has_news(
-    interpreter: Interpreter, messages: Iterable[Message], holds: dict[str, int], *, now: int
-) -> bool:
+def has_news(interpreter: Interpreter, messages: Iterable[Message], holds: Holds, *, now: int) -> bool:
     """Whether going on with a run can move anything; if not, nothing is to be written."""
     if interpreter.machine.done is not None or interpreter.cancelling or interpreter.new_patches:
         return True
-    if not _rests(interpreter, holds, now):
+    if not _rests(interpreter, holds):
         return True
     if any(_ready(call, now, holds) for call in interpreter.pending.values()):
         return True
     return any((found := match(m, interpreter, at=now)) and found.event is not None for m in messages)
 
 
-def _rests(interpreter: Interpreter, holds: dict[str, int], now: int) -> bool:
+def _rests(interpreter: Interpreter, holds: Holds) -> bool:
     """Whether the log says that the run waits or is parked, and that is still all there is to say."""
     match interpreter.last:
         case ev.RunParked():
             return not interpreter.last.poisoned
         case ev.RunReleased(reason="waiting"):
             calls = interpreter.pending.values()
-            return not any(c.phase is Phase.DOUBT and holds.get(c.path, 0) <= now for c in calls)
+            return not any(c.phase is Phase.DOUBT and holds.until(c) is None for c in calls)
         case _:
             return False
 
 
-def soonest(interpreter: Interpreter, holds: dict[str, int], *, now: int, after: int = -1) -> int | None:
+def soonest(interpreter: Interpreter, holds: Holds, *, after: int = -1) -> int | None:
     """
-    When a clock will next move the run, later than *after*, microseconds since the epoch; None if none will.
+    When a clock will next move the run, microseconds since the epoch; None if none will.
 
-    What has been due and is still pending is under way, or is not to begin any more: no clock will move it.
+    What was due by *after* and is still pending is under way, or is not to begin any more: no clock will move it.
     """
     times: list[int] = []
+    holding: list[int] = []
     for call in interpreter.pending.values():
         if call.phase is Phase.WAITING and call.due is not None:
             times.append(call.due)
         elif call.phase is Phase.BACKOFF and call.retry_at is not None:
             times.append(call.retry_at)
-        elif call.phase is Phase.DOUBT and holds.get(call.path, 0) > now:
-            times.append(holds[call.path])
-    return min((time for time in times if time > after), default=None)
+        elif call.phase is Phase.DOUBT and (until := holds.until(call)) is not None:
+            holding.append(until)
+    return min([*holding, *(time for time in times if time > after)], default=None)
 
 
 def doubt_reason(doubts: list[Call]) -> str:
@@ -166,14 +166,14 @@ def _not_now(call_id: str, call: Call | None, interpreter: Interpreter) -> Match
     return Match(None)
 
 
-def _ready(call: Call, now: int, holds: dict[str, int]) -> bool:
+def _ready(call: Call, now: int, holds: Holds) -> bool:
     match call.phase:
         case Phase.DOUBT:
             command = call.command
             return (
                 isinstance(command, ToolCall)
                 and command.tool.in_doubt != "park"
-                and holds.get(call.path, 0) <= now
+                and holds.until(call) is None
             )
         case Phase.ASKING:
             return False

@@ -15,6 +15,7 @@ from ..journal.errors import UsageError
 from ..journal.store import Message
 from . import events as ev
 from .commands import ToolCall
+from .holds import Holds
 from .host import Host
 from .inbox import Input, Resolution, decode_message, resolution_event
 from .interpreter import Interpreter
@@ -164,7 +165,7 @@ def take_up_run(
             "then let it go on with 'refold resume --release'"
         )
         return Opened(session, lambda: session.park(reason))
-    session.holds = _holds(thread, run, interpreter, rival, clock_ahead_us)
+    session.holds = Holds(host, _holds(thread, run, interpreter, rival, clock_ahead_us))
     accepted: ev.DivergenceAccepted | None = None
     if pair is not None and pair[0] != pair[1] and pair not in run.accepted:
         accepted = ev.DivergenceAccepted(

@@ -20,6 +20,7 @@ from ..journal.store import Message
 from . import events as ev
 from .commands import Call, ModelCall, Phase, StepCall, ToolCall
 from .gate import Gate
+from .holds import Holds
 from .host import Host
 from .interpreter import Interpreter
 from .matching import Mailbox, doubt_reason, has_news, soonest
@@ -71,7 +72,7 @@ class Session:
         end: How the tenure ended, when it has.
         error: Why it cannot go on, when it cannot.
         mail: Messages that it knows of.
-        holds: Until when (worker's clock, microseconds) calls in doubt by path are left alone: a rival may be at it.
+        holds: Until when calls in doubt are left alone: a rival may be at them.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Session:
         self.end: End | None = None
         self.error: BaseException | None = None
         self.mail = Mailbox()
-        self.holds: dict[str, int] = {}
+        self.holds = Holds(host, {})
         self._host = host
         self._policy = policy or Policy()
         self._outbox = Outbox(host, head=head, last_at=last_at)
@@ -246,7 +247,7 @@ class Session:
                 break
             self._strike(call, now)
         self._wake_at(self._grace_until)
-        self._wake_at(soonest(self.interpreter, self.holds, now=now, after=now))
+        self._wake_at(soonest(self.interpreter, self.holds, after=now))
         self._go_on()
 
     def stop(self, reason: str, *, grace_s: float = 0.0) -> None:
@@ -349,8 +350,8 @@ class Session:
         policy = command.tool.in_doubt
         if policy == "park" or call.path in self._looked_up:
             return
-        if self.holds.get(call.path, 0) > self._at():
-            self._wake_at(self.holds[call.path])
+        if (until := self.holds.until(call)) is not None:
+            self._wake_at(until)
             return
         if policy == "retry":
             self._start_tool(call)
@@ -447,7 +448,7 @@ class Session:
         if isinstance(self._outbox.last, ev.RunReleased | ev.RunParked):
             self._leave()
             return
-        due = soonest(self.interpreter, self.holds, now=self._at())
+        due = soonest(self.interpreter, self.holds)
         if due is not None and due <= self._at() + round(self._policy.hold_wait_s * 1e6):
             self._wake_at(due)
             return
@@ -463,12 +464,11 @@ class Session:
         if self._doubts() or isinstance(self._outbox.last, ev.RunParked):
             self.end = End(status="parked")
         else:
-            self.end = End(status="waiting", wake_at=soonest(self.interpreter, self.holds, now=self._at()))
+            self.end = End(status="waiting", wake_at=soonest(self.interpreter, self.holds))
 
     def _doubts(self) -> list[Call]:
         """Calls that only somebody outside can settle."""
-        now = self._at()
-        return [c for c in self._pending() if c.phase is Phase.DOUBT and self.holds.get(c.path, 0) <= now]
+        return [c for c in self._pending() if c.phase is Phase.DOUBT and self.holds.until(c) is None]
 
     def _give_up(self) -> None:
         """Grace is over: what still runs is in doubt, and a cancelled run ends."""

@@ -27,6 +27,9 @@ HISTORIES = [
     ("ERRAND", {"w1.model 1": "fails"}),
     # A person's answer came while the reconciler was being asked, whose answer was waited for ever after.
     ("DOUBTS", {"w1.outcome 1.4.1": "crash", "w2.append.answer": "early"}),
+    # The clock of whoever took over was behind: the hold on a robbed worker's call was measured by event times,
+    # which are never behind, and was over at once; both workers acted.
+    ("DOUBTS", {"w1.tool 1.4.1": "rival", "w2.clock": "behind"}),
 ]
 
 
