@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import inspect
 import shutil
 import sys
 import traceback
@@ -106,7 +107,8 @@ def command(*examples: str) -> Callable[[Callable[..., None]], click.Command]:
 
     def make(function: Callable[..., None]) -> click.Command:
         made = cli.command()(common(click.pass_obj(function)))
-        made.help = f"{made.help}\n\n\b\nExample:\n" + "\n".join(f"  refold {each}" for each in examples)
+        text = inspect.cleandoc(made.help or "")
+        made.help = f"{text}\n\n\b\nExample:\n" + "\n".join(f"  refold {each}" for each in examples)
         return made
 
     return make
@@ -222,6 +224,7 @@ def run(settings: Settings, agent: str, value: str, thread: str, no_wait: bool, 
 @of_agent
 @click.option("--steal", is_flag=True, help="Take the thread from a worker that hangs.")
 @click.option("--accept-divergence", is_flag=True, help="Accept changed requests, and record that.")
+@click.option("--release", is_flag=True, help="Go on with a run that has killed its workers again and again.")
 @no_wait
 def resume(settings: Settings, thread: str, agent: str, no_wait: bool, **options: Any) -> None:
     """Go on with THREAD's unfinished run; a run that has ended is only reported."""
