@@ -311,6 +311,11 @@ class Worker(Process):
                 self._flaw("the session", session.error)
             self._give_back("error")
             return
+        head = self.world.store.info(self.owner.name).head
+        if thread.status.head > head:
+            self.world.flaws.append(
+                f"{self.name} left with seq {thread.status.head} shown and {head} durable"
+            )
         run = thread.status.current
         assert run is not None
         if run.status == "running":

@@ -7,12 +7,44 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from fuzz_report import record
 from msgspec import Struct, field, structs
 from refold.replay.odometer import Chooser, Odometer, Placed, Placement
 from refold.replay.simulated_thread import Lane
 from refold.replay.simulation import Scenario, Simulation
 from sim.oracles import History, meaning, violations
-from sim.scenarios import STEADY_NAMES as STEADY
+from sim.scenarios import STEADY_NAMES
+
+MARKS = frozenset(
+    {
+        "appended",
+        "duplicate",
+        "fenced",
+        "conflict",
+        "busy",
+        "orphan appended",
+        "orphan duplicate",
+        "orphan fenced",
+        "release inbox_pending",
+        "release fenced",
+        "lease lost",
+        "lease checked before a call",
+        "late outcome",
+        "crash of a recovery",
+        "doubt told by people",
+        "doubt told by a reconciler",
+        "doubt told by a late worker",
+        "doubt run again",
+        "never begun, said so",
+    }
+)
+"""Rare paths; each must be taken, else less was tested than is said."""
+
+_TOLD = {
+    "people": "doubt told by people",
+    "reconciler": "doubt told by a reconciler",
+    "worker": "never begun, said so",
+}
 
 
 class Found(Struct):
@@ -28,12 +60,30 @@ class Tally(Struct):
 
     histories: int = 0
     seconds: float = 0.0
+    """Of processor time: the rate is that of one core, whatever else the machine does."""
     marks: Counter[str] = field(default_factory=Counter)
     found: list[Found] = field(default_factory=list)
 
     @property
     def rate(self) -> float:
         return self.histories / self.seconds if self.seconds else 0.0
+
+    def report(self, part: str, marks: Iterable[str] = ()) -> str:
+        """Hand in what was seen; one line for people."""
+        seen = [mark for mark, times in self.marks.items() if times]
+        broken = [
+            f"{f.scenario} {f.faults}: {promise}: {wrong}" for f in self.found for promise, wrong in f.broken
+        ]
+        record(
+            "sim",
+            part,
+            histories=self.histories,
+            seconds=self.seconds,
+            violations=broken,
+            marks=marks,
+            marks_hit=seen,
+        )
+        return f"{part}: {self.histories} histories, {self.rate:.0f}/s, {len(self.found)} break a promise"
 
 
 _quiet: dict[str, dict[str, Any]] = {}
@@ -51,14 +101,33 @@ def quiet_run(scenario: Scenario) -> dict[str, Any]:
 
 
 def play(
-    scenario: Scenario, chooser: Chooser, *, trace: bool = False
+    scenario: Scenario, chooser: Chooser, *, threads: int = 1, trace: bool = False
 ) -> tuple[Simulation, list[tuple[str, str]]]:
-    """One history, and the promises it breaks."""
-    quiet = quiet_run(scenario) if scenario.name in STEADY else None
+    """One history of one or more threads in one store, and the promises it breaks."""
+    quiet = quiet_run(scenario) if scenario.name in STEADY_NAMES else None
     world = Simulation(chooser, trace=trace)
-    lane = Lane(world, scenario)
+    lanes = [Lane(world, scenario, f"t{number}") for number in range(1, threads + 1)]
     world.run()
-    return world, violations(History(world, lane, chooser.taken, quiet))
+    broken: list[tuple[str, str]] = []
+    for lane in lanes:
+        history = History(world, lane, chooser.taken, quiet)
+        broken += violations(history)
+        _mark(world, history)
+    return world, broken
+
+
+def _mark(world: Simulation, history: History) -> None:
+    for body in history.bodies:
+        if body["kind"] == "tool_resolved":
+            told = _TOLD[body["by"]]
+            late = body["by"] == "worker" and body["outcome"] != "did_not_happen"
+            world.marks["doubt told by a late worker" if late else told] += 1
+        elif body["kind"] == "tool_started" and body.get("attempt", 1) > 1:
+            world.marks["doubt run again"] += 1
+    if any(
+        fault in ("crash", "ghost") and not place.startswith("w1.") for place, fault in world.chooser.taken
+    ):
+        world.marks["crash of a recovery"] += 1
 
 
 def exhaust(
@@ -68,44 +137,52 @@ def exhaust(
     only: Iterable[str] | None = None,
     stop_at: int = 3,
     seconds_max: float = 1e9,
-    tally: Tally | None = None,
+    wanted: frozenset[str] | None = None,
 ) -> Tally:
-    """Every placement of at most *faults* faults (of the kinds *only*), until *stop_at* of them break a promise."""
+    """
+    Every placement of at most *faults* faults of the kinds *only*.
+
+    Args:
+        scenario: What is played.
+        faults: How many faults at most.
+        only: Kinds of faults; all by default.
+        stop_at: Stop when so many histories have been found that break a promise.
+        seconds_max: Stop after so much processor time.
+        wanted: Count only histories that break one of these promises.
+    """
+    quiet_run(scenario)
     if only is not None:
         scenario = structs.replace(scenario, faults=frozenset(only))
-    quiet_run(scenario)
-    tally = tally or Tally()
+    tally = Tally()
     begun = time.process_time()
     odometer = Odometer(faults)
     while odometer.turn():
         world, broken = play(scenario, odometer)
         tally.histories += 1
         tally.marks.update(world.marks)
-        if broken:
+        if broken and (wanted is None or any(promise in wanted for promise, _ in broken)):
             tally.found.append(Found(scenario.name, list(odometer.taken), broken))
             if len(tally.found) >= stop_at:
                 break
         if time.process_time() - begun > seconds_max:
             break
-    tally.seconds += time.process_time() - begun
+    tally.seconds = time.process_time() - begun
     return tally
 
 
-def screen(scenario: Scenario, found: Found) -> str:
+def screen(scenario: Scenario, found: Found, *, threads: int = 1) -> str:
     """What a person needs of a failing history: choices, timeline, ledger, promise, and how to play it again."""
-    world, broken = play(scenario, Placed(found.faults), trace=True)
-    workers = sorted({who for _, who, _ in world.timeline or ()})
+    world, broken = play(scenario, Placed(found.faults), threads=threads, trace=True)
+    timeline = world.timeline or []
+    columns = {who: number * 12 for number, who in enumerate(sorted({who for _, who, _ in timeline}))}
     lines = [f"scenario {found.scenario}, faults {found.faults}"]
-    lines += [
-        f"{at / 1000:>11.1f} ms  {'            ' * workers.index(who)}{who}: {what}"
-        for at, who, what in world.timeline or ()
-    ]
+    lines += [f"{at / 1000:>11.1f} ms  {' ' * columns[who]}{who}: {what}" for at, who, what in timeline]
     lines.append("ledger:")
     lines += [
-        f"  {d.kind} {d.name} {d.call} attempt {d.attempt} by {d.worker} at head {d.head}"
+        f"  {d.kind} {d.name} {d.thread} {d.call} attempt {d.attempt} by {d.worker} at head {d.head}"
         f"{'' if d.happened else ' (nothing happened)'}"
         for d in world.ledger
     ]
     lines += [f"BROKEN {promise}: {wrong}" for promise, wrong in broken or found.broken]
-    lines.append(f"again: replay_history({found.scenario!r}, {found.faults!r})")
+    lines.append(f"again, in tests/sim/test_regressions.py: ({found.scenario!r}, {dict(found.faults)!r})")
     return "\n".join(lines)

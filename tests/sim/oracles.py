@@ -23,6 +23,9 @@ ALTERING = frozenset({"refuses", "fails", "raises", "cancel"})
 ROBBERY = frozenset({"rival", "jump"})
 """Faults after which a worker cannot know by its own clock that it no longer holds the thread."""
 
+HELD = frozenset({"burn"})
+"""Tools whose calls a person must allow."""
+
 _parsed: dict[bytes, dict[str, Any]] = {}
 _verified: set[bytes] = set()
 _replayed: set[tuple[str, bytes]] = set()
@@ -234,6 +237,17 @@ def repeats_carry_one_key(history: History) -> Iterator[str]:
             yield f"{_deed(deed)} came with another key than the attempt before"
     if len(set(keys.values())) != len(keys):
         yield "two calls share a key"
+
+
+def held_calls_wait_for_a_yes(history: History) -> Iterator[str]:
+    """A call that needs an approval acts only after one is durable."""
+    for deed in history.ledger:
+        if deed.kind == "tool" and deed.name in HELD:
+            allowed = [
+                b for b in history.bodies[: deed.head] if b["kind"] == "approval_given" and b["approved"]
+            ]
+            if not any(body["call"] == deed.call for body in allowed):
+                yield f"{_deed(deed)} acted, and nobody had allowed it"
 
 
 def results_tell_the_truth(history: History) -> Iterator[str]:
@@ -558,6 +572,7 @@ ORACLES = (
     no_effect_without_its_cause,
     unsafe_tools_act_once,
     repeats_carry_one_key,
+    held_calls_wait_for_a_yes,
     results_tell_the_truth,
     recorded_is_never_asked_again,
     calls_are_paired,

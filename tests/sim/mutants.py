@@ -1,0 +1,300 @@
+"""
+Engines and stores with one guard taken out: each must be caught, and by a promise it breaks.
+
+A mutant replaces one function while it is looked for. Where it is looked for is a short list of hunts, the
+smallest that find it: a scenario, and either how many faults of which kinds, or one placement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from msgspec import Struct, structs
+from refold.journal.envelope import chain
+from refold.journal.memory import MemoryStore
+from refold.journal.store import AppendResult, Message, Outcome
+from refold.replay import matching, opening, session, simulated_effects, simulation
+from refold.replay.commands import Call, Phase, StepCall, ToolCall
+from refold.replay.gate import Gate
+from refold.replay.holds import Holds
+from refold.replay.inbox import Resolution, decode_message, encode_message
+from refold.replay.interpreter import Interpreter
+from refold.replay.outbox import Outbox
+from refold.replay.session import Session
+from sim import scenarios
+
+Hunt = tuple[Any, int, str] | tuple[Any, dict[str, str]]
+
+
+class Mutant(Struct, frozen=True):
+    """
+    One guard less.
+
+    Args:
+        name: What the mutant does.
+        caught_by: Promises of which at least one must be found broken.
+        patch: (owner, attribute, what to put there, made from the original).
+        hunts: Where to look.
+    """
+
+    name: str
+    caught_by: frozenset[str]
+    patch: tuple[Any, str, Callable[[Any], Any]]
+    hunts: tuple[Hunt, ...]
+
+    @contextmanager
+    def at_large(self) -> Iterator[None]:
+        """While this is entered the guard is missing."""
+        owner, name, make = self.patch
+        original = getattr(owner, name)
+        setattr(owner, name, make(original))
+        try:
+            yield
+        finally:
+            setattr(owner, name, original)
+
+
+MUTANTS: list[Mutant] = []
+
+
+def mutant(
+    owner: Any, attribute: str, caught_by: str, *hunts: Hunt
+) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+    def register(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        name = make.__name__.replace("_", " ")
+        MUTANTS.append(Mutant(name, frozenset(caught_by.split()), (owner, attribute, make), hunts))
+        return make
+
+    return register
+
+
+E, A, F, D, W, S, T = (
+    scenarios.ERRAND,
+    scenarios.AGENT,
+    scenarios.FICKLE,
+    scenarios.DOUBTS,
+    scenarios.WAITS,
+    scenarios.SHARED,
+    scenarios.TOLD,
+)
+
+
+# The write-ahead rule
+
+
+@mutant(Gate, "hold", "no_effect_before_its_start", (E, 1, "late"))
+def a_tool_acts_before_its_start_is_durable(hold: Any) -> Any:
+    return lambda self, seq, call: hold(self, 0 if isinstance(call.command, ToolCall) else seq, call)
+
+
+@mutant(Gate, "hold", "no_effect_without_its_cause", (F, 2, "crash drop late"))
+def a_step_does_not_wait_for_what_led_to_it(hold: Any) -> Any:
+    return lambda self, seq, call: hold(self, 0 if isinstance(call.command, StepCall) else seq, call)
+
+
+@mutant(Outbox, "acked", "no_effect_before_its_start", (D, 1, "late"))
+def more_is_taken_for_durable_than_was_acknowledged(acked: Any) -> Any:
+    return lambda self, count: acked(self, count + len(self._waiting))
+
+
+# Doubts
+
+
+@mutant(
+    matching,
+    "match",
+    "unsafe_tools_act_once results_tell_the_truth",
+    (E, {"w1.tool 5": "crash", "w3.outcome 5": "crash", "w4.read": "stale"}),
+)
+def a_resolution_is_taken_for_whatever_attempt_is_in_doubt(match: Any) -> Any:
+    def careless(message: Message, interpreter: Interpreter, *, at: int) -> Any:
+        content = decode_message(message)
+        if isinstance(content, Resolution):
+            call = interpreter.named(content.call)
+            if call is not None and call.phase is Phase.DOUBT:
+                _, body = encode_message(structs.replace(content, attempt=call.attempt))
+                message = structs.replace(message, body=body)
+        return match(message, interpreter, at=at)
+
+    return careless
+
+
+@mutant(Session, "_settle_doubt", "unsafe_tools_act_once calls_are_paired", (E, 1, "crash"))
+def a_call_in_doubt_is_run_again_whatever_its_policy(settle: Any) -> Any:
+    def eager(self: Session, call: Call) -> None:
+        if isinstance(call.command, ToolCall) and call.command.tool.in_doubt == "park":
+            self._start_tool(call)
+        else:
+            settle(self, call)
+
+    return eager
+
+
+@mutant(Interpreter, "tenure_over", "every_run_ends engine_raises_nothing log_replays", (E, 1, "crash"))
+def a_doubt_is_forgotten_when_a_tenure_ends(tenure_over: Any) -> Any:
+    return lambda self: None
+
+
+@mutant(Holds, "until", "unsafe_tools_act_once", (D, 1, "rival"))
+def a_rivals_calls_are_not_left_alone(until: Any) -> Any:
+    return lambda self, call: None
+
+
+@mutant(session, "tool_start", "repeats_carry_one_key", (E, 1, "crash"))
+def each_attempt_gets_a_key_of_its_own(tool_start: Any) -> Any:
+    def keyed(call: Call, *, at: int, uid: str) -> Any:
+        started = tool_start(call, at=at, uid=uid)
+        return structs.replace(started, key=f"{started.key}-{call.attempt}")
+
+    return keyed
+
+
+@mutant(Interpreter, "_held", "held_calls_wait_for_a_yes", (W, 0, ""))
+def no_call_waits_for_an_approval(held: Any) -> Any:
+    return lambda self, command: False
+
+
+# The log
+
+
+@mutant(MemoryStore, "_append", "only_holder_never_conflicts", (E, 1, "lost"))
+def an_append_sent_again_is_not_recognised(append: Any) -> Any:
+    def forgetful(self: MemoryStore, asked: Any) -> AppendResult:
+        result = append(self, asked)
+        return AppendResult(Outcome.CONFLICT, result.head) if result.outcome is Outcome.DUPLICATE else result
+
+    return forgetful
+
+
+@mutant(simulation.Simulation, "append_arrives", "only_holder_never_conflicts", (E, 1, "lost"))
+def an_append_is_sent_again_under_new_ids(arrives: Any) -> Any:
+    def renamed(self: simulation.Simulation, sent: simulation.Sent) -> AppendResult:
+        if not sent.results:
+            return arrives(self, sent)
+        new_id = self.store._sources.new_id
+        events = tuple(structs.replace(event, id=new_id()) for event in sent.append.events)
+        previous, hashes = sent.append.expected_hash, []
+        for seq, event in enumerate(events, sent.append.expected + 1):
+            previous = chain(previous, seq, event)
+            hashes.append(previous)
+        again = structs.replace(sent.append, events=events, hashes=tuple(hashes))
+        sent.results.append(result := self.store.append(again))
+        return result
+
+    return renamed
+
+
+@mutant(MemoryStore, "_append", "only_holder_never_conflicts", (E, 1, "jump"))
+def the_fence_is_ignored(append: Any) -> Any:
+    def open_door(self: MemoryStore, asked: Any) -> AppendResult:
+        return append(self, structs.replace(asked, fence=self._threads[asked.thread].fence))
+
+    return open_door
+
+
+@mutant(MemoryStore, "_append", "chain_verifies", (E, 1, "twin"))
+def the_expected_head_is_ignored(append: Any) -> Any:
+    def anywhere(self: MemoryStore, asked: Any) -> AppendResult:
+        row = self._threads[asked.thread]
+        return append(self, structs.replace(asked, expected=len(row.events), expected_hash=row.head_hash))
+
+    return anywhere
+
+
+@mutant(MemoryStore, "_append", "acknowledged_is_there", (E, 0, ""))
+def an_acknowledged_append_is_lost(append: Any) -> Any:
+    def lossy(self: MemoryStore, asked: Any) -> AppendResult:
+        if any(event.kind == "step_recorded" for event in asked.events):
+            return AppendResult(Outcome.APPENDED, asked.expected + len(asked.events))
+        return append(self, asked)
+
+    return lossy
+
+
+@mutant(MemoryStore, "_append", "appends_are_atomic", (E, 0, ""))
+def an_append_is_torn(append: Any) -> Any:
+    def torn(self: MemoryStore, asked: Any) -> AppendResult:
+        if len(asked.events) > 2 and asked.expected:
+            asked = structs.replace(asked, events=asked.events[:1], hashes=asked.hashes[:1])
+        return append(self, asked)
+
+    return torn
+
+
+@mutant(opening, "interpret", "engine_raises_nothing", (S, 1, "crash"))
+def a_recorded_reply_is_fed_when_its_path_asks(interpret: Any) -> Any:
+    def by_path(program: Any, thread: Any, run: Any, *, accept: Any = None) -> Any:
+        bodies = list(thread.bodies)
+        outcomes = [
+            i for i, body in enumerate(bodies) if type(body).__name__ in ("ToolReturned", "StepRecorded")
+        ]
+        ordered = sorted((bodies[i] for i in outcomes), key=lambda body: body.call)
+        for place, body in zip(outcomes, ordered, strict=True):
+            bodies[place] = body
+        return interpret(program, structs.replace(thread, bodies=bodies), run, accept=accept)
+
+    return by_path
+
+
+# The inbox
+
+
+@mutant(MemoryStore, "_append", "messages_are_taken_once", (W, 1, "crash early"))
+def what_is_taken_stays_in_the_inbox(append: Any) -> Any:
+    return lambda self, asked: append(self, structs.replace(asked, consumed=()))
+
+
+@mutant(MemoryStore, "release", "nothing_is_left_behind", (E, 1, "early"))
+def a_lease_is_given_back_whatever_waits(release: Any) -> Any:
+    return lambda self, thread, *, fence, seen: release(self, thread, fence=fence, seen=1 << 60)
+
+
+@mutant(Session, "deliver", "nothing_is_left_behind", (E, 2, "early late"))
+def a_message_counts_as_seen_when_it_is_read(deliver: Any) -> Any:
+    def hasty(self: Session, messages: Any) -> None:
+        self.mail.remember(messages)
+        if self.end is None and self.error is None and self._stepper.halted is None:
+            self._match_messages()
+            self._go_on()
+
+    return hasty
+
+
+@mutant(session, "has_news", "resuming_without_news_writes_nothing", (E, 1, "slow"))
+def who_only_looks_writes_all_the_same(has_news: Any) -> Any:
+    return lambda *args, **kwargs: True
+
+
+@mutant(matching, "_rests", "engine_raises_nothing every_run_ends", (E, 1, "crash"))
+def a_run_rests_though_its_log_does_not_say_so(rests: Any) -> Any:
+    return lambda interpreter, holds: True
+
+
+# Leases, time, ends
+
+
+@mutant(simulated_effects.Effects, "_still_ours", "no_effect_before_its_start", (E, 1, "freeze"))
+def the_lease_is_not_checked_before_a_call(still_ours: Any) -> Any:
+    return lambda self: True
+
+
+@mutant(Session, "_wake_at", "time_is_kept", (W, 0, ""))
+def timers_strike_when_nothing_else_goes_on(wake_at: Any) -> Any:
+    return lambda self, at_us: wake_at(self, at_us) if self._gate.idle else None
+
+
+@mutant(Session, "failed", "every_run_ends", (E, 1, "rival"))
+def a_lost_lease_is_no_reason_to_stop(failed: Any) -> Any:
+    return lambda self, error: []
+
+
+@mutant(Gate, "forget", "every_run_ends", (D, {"w1.outcome 1.4.1": "crash", "w2.append.answer": "early"}))
+def a_reconciler_is_waited_for_though_a_person_has_answered(forget: Any) -> Any:
+    return lambda self, call: None
+
+
+@mutant(Outbox, "empty", "engine_raises_nothing", (E, 1, "drop late"))
+def an_end_is_shown_before_it_is_durable(empty: Any) -> Any:
+    return property(lambda self: not self._waiting)
