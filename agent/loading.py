@@ -60,6 +60,11 @@ def program_of(runnable: Runnable) -> Program:
     return runnable.program if isinstance(runnable, Agent) else runnable
 
 
+def load_program(name: str) -> Program:
+    """The program to replay of the agent or program that *name* stands for. Raises as `load` does."""
+    return program_of(load(name))
+
+
 def runner_of(
     runnable: Runnable,
     journal: Journal,

@@ -95,16 +95,25 @@ def _export_all(
         return [export_thread(journal, thread, cast("BinaryIO", packed)) for thread in threads]
 
 
-def read_file(path: str | os.PathLike[str]) -> Iterator[FiledThread]:
+def read_file(
+    path: str | os.PathLike[str], *, offset: int | None = None, line: int = 0
+) -> Iterator[FiledThread]:
     """
     The threads of a file, each with its events, checked as they are read.
+
+    Args:
+        path: The file; decompressed if its name ends in `.gz`.
+        offset: Begin at this byte, where a thread's header stands; not in compressed files.
+        line: How many lines stand before it, for messages.
 
     Raises:
         Corrupt: The file is not what was written; names thread, seq and line.
         UsageError: It cannot be read, is no export, or of a newer format.
     """
     with _opened(path) as lines:
-        yield from read_threads(lines, name=os.fspath(path))
+        if offset:
+            lines.seek(offset)
+        yield from read_threads(lines, name=os.fspath(path), line=line)
 
 
 def import_file(

@@ -126,19 +126,20 @@ def write_thread(header: Header, events: Iterable[Event], out: BinaryIO) -> int:
     return seq
 
 
-def read_threads(lines: BinaryIO, *, name: str) -> Iterator[FiledThread]:
+def read_threads(lines: BinaryIO, *, name: str, line: int = 0) -> Iterator[FiledThread]:
     """
     The threads of a file, one after another, at the memory of one event.
 
     Args:
         lines: The file, decompressed.
         name: The file's name, for messages.
+        line: How many of its lines were passed over.
 
     Raises:
         Corrupt: A line is not what was written; names the thread, the seq and the line.
         UsageError: The file is no export, or of a newer format.
     """
-    reader = _Reader(lines, name)
+    reader = _Reader(lines, name, line)
     while (header := reader.header()) is not None:
         events = reader.events(header)
         yield FiledThread(header, events)
@@ -148,10 +149,10 @@ def read_threads(lines: BinaryIO, *, name: str) -> Iterator[FiledThread]:
 
 
 class _Reader:
-    def __init__(self, lines: BinaryIO, name: str) -> None:
+    def __init__(self, lines: BinaryIO, name: str, line: int) -> None:
         self._lines = lines
         self._name = name
-        self._number = 0
+        self._number = line
         self._checks = _Checks()
         self._thread = ""
         self._seq = 0

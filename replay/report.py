@@ -7,11 +7,14 @@ from typing import Any
 
 from msgspec import Struct
 
+from ..journal.envelope import Event
 from ..journal.journal import Journal
+from . import events as ev
 from .divergence import Divergence
+from .no_network import no_network
 from .program import Program
 from .rebuild import replay
-from .text import visible
+from .text import one_line, visible
 from .timeline import stream
 
 
@@ -26,29 +29,44 @@ class Replayed(Struct, frozen=True, kw_only=True):
         matched: Whether all of them fit what the program asks.
         runs: Its runs, if they do.
         divergence: Where they part, if they do not.
+        error: Why the thread could not be replayed at all; empty if it could.
+        seq: Where that is.
+        skipped: Whether it is of another program only, and was passed over.
     """
 
     thread: str
     program: str
     events: int
     matched: bool
-    runs: list[dict[str, Any]]
+    runs: list[dict[str, Any]] = []
     divergence: Divergence | None = None
+    error: str = ""
+    seq: int = 0
+    skipped: bool = False
 
     def record(self) -> dict[str, Any]:
         """For a JSON document."""
         record = {name: getattr(self, name) for name in ("thread", "program", "events", "matched", "runs")}
-        found = self.divergence
-        if found is None:
-            return record
-        return {**record, **found.record()}
+        if self.divergence is not None:
+            return {**record, **self.divergence.record()}
+        return {**record, "error": self.error, "seq": self.seq} if self.error else record
 
     def lines(self) -> Iterator[str]:
         """For a terminal; the divergence apart."""
-        if self.divergence is None:
+        if self.matched:
             yield f"{visible(self.thread)}: all {self.events} events match {visible(self.program)}; nothing was called"
         for run in self.runs:
             yield "  {run}: {status}, seq {first} to {last}".format(**run)
+
+    def cells(self) -> list[str]:
+        """The row for a table: thread, verdict, events, seq, what."""
+        found = self.divergence
+        if found is not None:
+            first = next(found.differences[0].lines()) if found.differences else f"asked {found.asked}"
+            return [visible(self.thread), "diverged", str(self.events), str(found.seq), one_line(first)]
+        if self.error:
+            return [visible(self.thread), "unreadable", str(self.events), str(self.seq), one_line(self.error)]
+        return [visible(self.thread), "skipped" if self.skipped else "matches", str(self.events), "", ""]
 
 
 def replay_thread(journal: Journal, thread: str, program: Program) -> Replayed:
@@ -61,14 +79,81 @@ def replay_thread(journal: Journal, thread: str, program: Program) -> Replayed:
         UnknownEvent: An event this refold cannot apply.
     """
     events = list(stream(journal, thread, upto=journal.info(thread).head, page=1000))
+    return replay_events(program, thread, events)
+
+
+def replay_events(program: Program, thread: str, events: list[Event], *, own: bool = False) -> Replayed:
+    """
+    Replay a thread's *events* against *program*; no network can be reached meanwhile.
+
+    Args:
+        program: What recorded them, or a later version of it.
+        thread: Thread id.
+        events: All of the thread's events.
+        own: Pass over threads in which no run is of this program.
+
+    Raises:
+        Corrupt: The log contradicts itself.
+        UnknownEvent: An event this refold cannot apply.
+        ForeignAwait: The program awaits something that is not a command of its run.
+    """
+    if own and not any(_starts(event, program) for event in events):
+        return Replayed(thread=thread, program=program.name, events=len(events), matched=False, skipped=True)
     try:
-        status = replay(program, thread, events)
+        with no_network():
+            status = replay(program, thread, events)
     except Divergence as error:
         return Replayed(
-            thread=thread, program=program.name, events=len(events), matched=False, runs=[], divergence=error
+            thread=thread, program=program.name, events=len(events), matched=False, divergence=error
         )
     runs = [
         {"run": run.run, "status": run.status, "first": run.first_seq, "last": run.last_seq}
         for run in status.runs
     ]
     return Replayed(thread=thread, program=program.name, events=len(events), matched=True, runs=runs)
+
+
+def _starts(event: Event, program: Program) -> bool:
+    if event.kind != "run_started" or not ev.is_known(event):
+        return False
+    body = ev.decode_event(event)
+    return isinstance(body, ev.RunStarted) and body.program == program.name
+
+
+class Tally(Struct):
+    """Counts over many replayed threads."""
+
+    threads: int = 0
+    events: int = 0
+    matched: int = 0
+    diverged: int = 0
+    unreadable: int = 0
+    skipped: int = 0
+
+    def add(self, found: Replayed) -> None:
+        """Count one."""
+        self.threads += 1
+        if found.skipped:
+            self.skipped += 1
+            return
+        self.events += found.events
+        self.matched += found.matched
+        self.diverged += found.divergence is not None
+        self.unreadable += bool(found.error)
+
+    @property
+    def sound(self) -> bool:
+        """Whether every thread that was replayed matches."""
+        return not self.diverged and not self.unreadable
+
+    def line(self) -> str:
+        """All of it on one line."""
+        parts = [
+            f"{self.threads} threads, {self.events} events: {self.matched} match",
+            f"{self.diverged} diverged",
+        ]
+        if self.unreadable:
+            parts.append(f"{self.unreadable} unreadable")
+        if self.skipped:
+            parts.append(f"{self.skipped} of other programs")
+        return ", ".join(parts)
