@@ -18,6 +18,7 @@ from chaos.ledger import ACTED, ASKED, ENTERED
 from refold.journal.envelope import Event
 from refold.journal.store import ThreadInfo
 from refold.replay import rebuild
+from refold.replay.program import Program
 
 _TOKEN = re.compile(r"token ([0-9a-f]{12})")
 
@@ -34,7 +35,9 @@ class History:
         info: ThreadInfo | None,
         ledger: Iterable[Entry],
         acknowledged: Iterable[Sequence[Any]] = (),
+        program: Program | None = None,
     ) -> None:
+        self.program = program
         self.thread = thread
         self.events = list(events)
         self.info = info
@@ -196,7 +199,7 @@ def log_replays(history: History) -> Iterator[str]:
     def refuse(request: Any) -> Any:
         raise AssertionError("a replay asked the model")
 
-    program = worker.make_agent(worker.ScriptedModel(refuse)).program
+    program = history.program or worker.make_agent(worker.ScriptedModel(refuse)).program
     try:
         rebuild.replay(program, history.thread, history.events)
     except Exception as error:  # noqa: BLE001 - any refusal to replay is the finding
@@ -268,20 +271,33 @@ def marks(history: History) -> set[str]:
     return hit
 
 
-def screen(history: History) -> str:
-    """One screen: the log, and beside it what the world saw."""
-    lines = [f"thread {history.thread}: the log"]
+def screen(history: History, wrong: Sequence[str] = ()) -> str:
+    """One screen: the log, and beside it what the world saw; of a long history the surroundings of what is *wrong*."""
+    log, ledger = [], []
     for event, body in zip(history.events, history.bodies, strict=True):
         about = [str(body[name]) for name in ("call", "tool", "attempt", "outcome", "reason") if name in body]
-        lines.append(f"  {event.seq:>4}  fence {event.fence:<3} {event.kind:<20} {' '.join(about)}"[:110])
-    lines.append("the ledger")
+        log.append(f"  seq {event.seq:<5} fence {event.fence:<3} {event.kind:<20} {' '.join(about)}"[:110])
+    told = ("tool", "call", "attempt", "turn", "value", "token")
     for entry in history.ledger:
-        about = [
-            str(entry[name])
-            for name in ("tool", "call", "attempt", "turn", "value", "token")
-            if name in entry
+        about = [str(entry[name]) for name in told if name in entry]
+        line = f"  pid {entry['pid']:<7} fence {entry['fence']:<3} {entry['what']:<8} {' '.join(about)}"
+        ledger.append(line[:110])
+    named = set(re.findall(r"r\d+/[\d.]+|seq \d+|turn \d+", " ".join(wrong)))
+    return "\n".join(
+        [
+            f"thread {history.thread}: the log",
+            *_surroundings(log, named),
+            "the ledger",
+            *_surroundings(ledger, named),
         ]
-        lines.append(
-            f"  pid {entry['pid']:<7} fence {entry['fence']:<3} {entry['what']:<8} {' '.join(about)}"[:110]
-        )
-    return "\n".join(lines)
+    )
+
+
+def _surroundings(lines: list[str], named: set[str]) -> list[str]:
+    if len(lines) <= 40:
+        return lines
+    found = [place for place, line in enumerate(lines) if any(f" {name} " in f"{line} " for name in named)]
+    kept = sorted(
+        {near for place in found for near in range(max(0, place - 3), place + 4) if near < len(lines)}
+    )
+    return [lines[place] for place in kept[:40] or range(len(lines) - 40, len(lines))]

@@ -233,7 +233,7 @@ class Verdict:
             wrong = oracles.check(history)
             self.violations += wrong
             if wrong:
-                self.screens.append("\n".join([*wrong, oracles.screen(history)]))
+                self.screens.append("\n".join([*wrong, oracles.screen(history, wrong)]))
             self.marks |= oracles.marks(history)
             self.histories += 1
             self.events += len(history.events)

@@ -157,9 +157,18 @@ def open_journal(order: Mapping[str, Any]) -> NotingJournal:
     folder = Path(order["folder"])
     Here.ledger = Ledger(folder / "ledger")
     random.seed(os.urandom(8))
-    store = PostgresStore.open(
-        order["dsn"], unsafe=order.get("unsafe", False), prepare=order.get("prepare", True), install=False
-    )
+    while True:
+        try:
+            store = PostgresStore.open(
+                order["dsn"],
+                unsafe=order.get("unsafe", False),
+                prepare=order.get("prepare", True),
+                install=False,
+            )
+            break
+        except StoreUnavailable:
+            # Started while the server is away.
+            time.sleep(0.05)
     return NotingJournal(
         NotingStore(store, folder / "acknowledged"),  # type: ignore[arg-type]
         lease_ttl_s=order.get("lease_ttl_s", 10.0),
