@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import getpass
 import inspect
+import itertools
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from .replay.timeline import Row
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 EVENTS_SHOWN = 200
 THREADS_SHOWN = 50
@@ -106,7 +109,7 @@ def command(*examples: str) -> Callable[[Callable[..., None]], click.Command]:
     """A command with the common options; its help ends with *examples*."""
 
     def make(function: Callable[..., None]) -> click.Command:
-        made = cli.command()(common(click.pass_obj(function)))
+        made = cli.command(function.__name__.rstrip("_"))(common(click.pass_obj(function)))
         text = inspect.cleandoc(made.help or "")
         made.help = f"{text}\n\n\b\nExample:\n" + "\n".join(f"  refold {each}" for each in examples)
         return made
@@ -231,20 +234,66 @@ def resume(settings: Settings, thread: str, agent: str, no_wait: bool, **options
     perform(settings, agent, thread, lambda runner: runner.resume(wait=not no_wait, **options))
 
 
-@command("replay order-17 --agent examples.support:agent")
-@click.argument("thread")
+@command(
+    "replay order-17 --agent examples.support:agent",
+    "replay tests/threads/*.jsonl --agent examples.support:agent --jobs 4",
+    "replay --all --agent examples.support:agent",
+)
+@click.argument("threads", nargs=-1)
 @of_agent
-def replay(settings: Settings, thread: str, agent: str) -> None:
-    """Replay THREAD against the agent, offline: no model, no tool, no network. Exit code 1 if they differ."""
+@click.option("--all", "every", is_flag=True, help="Every thread of the journal that has a run of the agent.")
+@click.option("--jobs", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes to use.")
+def replay(settings: Settings, threads: Sequence[str], agent: str, every: bool, jobs: int) -> None:
+    """
+    Replay THREADS against the agent, offline: no model, no tool, no network. Exit code 1 if they differ.
+
+    A name that ends in .jsonl or .jsonl.gz is an exported file, whose threads are replayed; files alone need no
+    database.
+    """
     from .agent.loading import load, program_of
     from .replay.report import replay_thread
 
+    if every == bool(threads):
+        raise UsageError("say which threads or files to replay, or --all")
+    if len(threads) != 1 or is_file(threads[0]):
+        replay_many(settings, threads, agent, jobs)
+        return
     program = program_of(load(agent))
     with contextlib.redirect_stdout(sys.stderr), settings.journal() as journal:
-        found = replay_thread(journal, thread, program)
+        found = replay_thread(journal, threads[0], program)
     put(settings, found)
     if found.divergence is not None:
         raise found.divergence
+
+
+@command(
+    "fork order-17 --at 12",
+    "fork order-17 --replace '12={\"total\": 30}' --as order-17-cheaper",
+)
+@click.argument("thread")
+@click.option(
+    "--at", type=click.IntRange(1), metavar="SEQ", help="The last event both have; by default the newest."
+)
+@click.option("--as", "name", metavar="NEW", help="Id of the new thread; by default made of THREAD and SEQ.")
+@click.option("--replace", metavar="SEQ=JSON", help="Another result, model answer, signal or input at SEQ.")
+def fork(settings: Settings, thread: str, at: int | None, name: str | None, replace: str | None) -> None:
+    """
+    Branch THREAD off after an event, into a new thread with a future of its own. THREAD stays as it is.
+
+    'refold resume' goes on with the new thread; with another version of the agent it takes --accept-divergence.
+    """
+    from .replay import answers
+    from .replay.fork import fork as fork_thread
+
+    edit: tuple[int, Any] | None = None
+    if replace is not None:
+        seq, equals, value = replace.partition("=")
+        if not equals or not seq.strip().isdecimal():
+            raise UsageError(f"--replace takes SEQ=JSON, as in 12='{{\"total\": 30}}', not {replace!r}")
+        edit = int(seq), answers.from_json(value, "--replace")
+    with settings.journal() as journal:
+        made = fork_thread(journal, thread, at=at, name=name, replace=edit)
+    put(settings, made)
 
 
 # Looking
@@ -323,6 +372,36 @@ def state(settings: Settings, thread: str, at: int | None) -> None:
     with settings.journal() as journal:
         view = overview(journal, thread, at=at)
     put(settings, view)
+
+
+@command("diff order-17 --at 12 --to 20", "diff order-17 order-17~12")
+@click.argument("thread")
+@click.argument("other", required=False)
+@click.option("--at", type=click.IntRange(0), metavar="SEQ", help="Compare the state as of this event ...")
+@click.option(
+    "--to", type=click.IntRange(0), metavar="SEQ", help="... with that of this one; by default the newest."
+)
+def diff(settings: Settings, thread: str, other: str | None, at: int | None, to: int | None) -> None:
+    """
+    Show what events changed of THREAD's state, or where THREAD and OTHER first differ (exit code 1 if they do).
+
+    Of two threads what was asked, done and answered is compared; times, keys and workers are not.
+    """
+    from .agent.comparison import compare_states, compare_threads
+
+    if (other is None) == (at is None):
+        raise UsageError("say a second thread, or --at SEQ (and --to SEQ)")
+    if other is not None and to is not None:
+        raise UsageError("--to goes with --at")
+    with settings.journal() as journal:
+        if other is not None:
+            found = compare_threads(journal, thread, other)
+        else:
+            assert at is not None
+            found = compare_states(journal, thread, at, journal.info(thread).head if to is None else to)
+    put(settings, found)
+    if other is not None and not found.same:
+        click.get_current_context().exit(1)
 
 
 # Answers
@@ -407,7 +486,134 @@ def cancel(settings: Settings, thread: str, reason: str, by: str) -> None:
     give(settings, lambda to: answers.cancel(to, thread, reason=reason, by=by))
 
 
+# Files
+
+
+@command("export order-17 --to order-17.jsonl", "export order-17 order-18 --to threads.jsonl.gz")
+@click.argument("threads", nargs=-1, required=True)
+@click.option("--to", "path", required=True, metavar="FILE", help="Compressed if its name ends in .gz.")
+def export(settings: Settings, threads: Sequence[str], path: str) -> None:
+    """Write THREADS to a file, byte for byte; see docs/export-format.md. The same threads give the same file."""
+    from .journal.export import export_file
+
+    with settings.journal() as journal:
+        exported = export_file(journal, threads, path)
+    for each in exported:
+        if settings.json:
+            put_json(each)
+        else:
+            put_lines([f"{visible(each.thread)}: {each.events} events, head hash {each.head_hash[:16]}"])
+
+
+@command("import order-17.jsonl", "import order-17.jsonl --as copy-of-17", "import order-17.jsonl --adopt")
+@click.argument("file")
+@click.option("--as", "name", metavar="NEW", help="Keep the thread under this id, in a file of one thread.")
+@click.option("--adopt", is_flag=True, help="Let it be resumed here: it must not go on where it came from.")
+def import_(settings: Settings, file: str, name: str | None, adopt: bool) -> None:
+    """
+    Take the threads of an exported FILE in, with their ids and hashes. Importing again adds only what is new.
+
+    The whole file is checked first. An imported thread is sealed: it can be shown, replayed and forked, and resumed
+    once it is adopted. Only the owner of the database schema can import.
+    """
+    from .journal.export import import_file
+
+    with settings.journal() as journal:
+        imported = import_file(journal, file, name=name, adopt=adopt)
+    for each in imported:
+        if settings.json:
+            put_json(each)
+        else:
+            standing = "sealed" if each.sealed else "open"
+            put_lines([f"{visible(each.thread)}: {each.added} of {each.events} events added, {standing}"])
+
+
+@command("verify order-17", "verify --all", "verify threads.jsonl.gz")
+@click.argument("threads", nargs=-1)
+@click.option("--all", "every", is_flag=True, help="Every thread of the journal.")
+def verify(settings: Settings, threads: Sequence[str], every: bool) -> None:
+    """
+    Check that THREADS are whole: seqs, hash chain, head, fences, bodies, and what belongs together.
+
+    A name that ends in .jsonl or .jsonl.gz is an exported file. Exit code 1, with thread and seq of the first fault
+    of each, if there is one.
+    """
+    from .replay import verification
+
+    if every == bool(threads):
+        raise UsageError("say which threads or files to verify, or --all")
+    sound, count = True, 0
+    with contextlib.ExitStack() as stack:
+        verdicts = [verification.verify_export(each) for each in threads if is_file(each)]
+        named = [each for each in threads if not is_file(each)]
+        if named or every:
+            verdicts.append(verification.verify(stack.enter_context(settings.journal()), named))
+        for verdict in itertools.chain(*verdicts):
+            put(settings, verdict)
+            sound, count = sound and verdict.sound, count + 1
+    if count != 1:
+        note(f"{count} threads verified")
+    if not sound:
+        click.get_current_context().exit(1)
+
+
 # Doing and printing
+
+
+def is_file(name: str) -> bool:
+    """Whether a name stands for an exported file."""
+    return name.endswith((".jsonl", ".jsonl.gz"))
+
+
+def replay_many(settings: Settings, threads: Sequence[str], agent: str, jobs: int) -> None:
+    """Replay files and threads, all of the agent's if none are named; a row for each that does not match."""
+    from .agent.loading import load_program
+    from .journal.sources import SYSTEM
+    from .replay.offline import Source, replay_sources, sources_of_file, sources_of_journal
+    from .replay.report import HEADINGS, Tally
+
+    sources = [
+        source for name in threads for source in (sources_of_file(name) if is_file(name) else [Source(name)])
+    ]
+    if not threads:
+        with settings.journal() as journal:
+            sources = list(sources_of_journal(journal))
+    tally, began_s, rows = Tally(), SYSTEM.monotonic_s(), []
+    loaded = functools.partial(load_program, agent)
+    opened = functools.partial(open_journal, settings.dsn)
+    with contextlib.redirect_stdout(sys.stderr):
+        results = replay_sources(sources, loaded, journal=opened, jobs=jobs, own=not threads)
+        for found in progress(results, len(sources)):
+            tally.add(found)
+            if not found.skipped and (settings.json or not found.matched):
+                rows.append(found)
+    if settings.json:
+        for found in rows:
+            put_json(found.record())
+    elif rows:
+        put_table(HEADINGS, [found.cells() for found in rows], right=("events", "seq"))
+    took_s = SYSTEM.monotonic_s() - began_s
+    note(f"{tally.line()} ({tally.events / took_s if took_s else 0:.0f} events/s)")
+    if not tally.sound:
+        click.get_current_context().exit(1)
+
+
+def open_journal(dsn: str | None) -> Journal:
+    """A journal for a process of its own."""
+    from .journal.journal import Journal
+
+    return Journal.open(dsn)
+
+
+def progress(results: Iterable[T], total: int) -> Iterator[T]:
+    """*results* as they come, with a bar on a terminal."""
+    if not sys.stderr.isatty():
+        yield from results
+        return
+    from rich.console import Console
+    from rich.progress import track
+
+    yield from track(results, "replaying", total=total, console=Console(stderr=True), transient=True)
 
 
 def perform(settings: Settings, agent: str, thread: str, go: Callable[[Any], Any]) -> None:

@@ -17,6 +17,8 @@ from .rebuild import replay
 from .text import one_line, visible
 from .timeline import stream
 
+HEADINGS = ("thread", "verdict", "events", "seq", "what")
+
 
 class Replayed(Struct, frozen=True, kw_only=True):
     """
@@ -59,7 +61,7 @@ class Replayed(Struct, frozen=True, kw_only=True):
             yield "  {run}: {status}, seq {first} to {last}".format(**run)
 
     def cells(self) -> list[str]:
-        """The row for a table: thread, verdict, events, seq, what."""
+        """The row for a table with these `HEADINGS`."""
         found = self.divergence
         if found is not None:
             first = next(found.differences[0].lines()) if found.differences else f"asked {found.asked}"

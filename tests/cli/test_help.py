@@ -10,8 +10,9 @@ from click.testing import CliRunner
 from refold.cli import cli
 
 COMMANDS = (
-    *("demo", "init", "doctor", "run", "resume", "replay"),
-    *("threads", "show", "state", "resolve", "approve", "deny", "send", "cancel"),
+    *("demo", "init", "doctor", "run", "resume", "replay", "fork"),
+    *("threads", "show", "state", "diff", "resolve", "approve", "deny", "send", "cancel"),
+    *("export", "import", "verify"),
 )
 
 
