@@ -43,7 +43,11 @@ def cli_page() -> str:
 
 
 def _help(command: click.Command, name: str) -> list[str]:
-    context = click.Context(command, info_name=name, terminal_width=WIDTH, max_content_width=WIDTH)
+    # As under its group: a command remembers the names of its help option from its first use.
+    names = cli.context_settings["help_option_names"]
+    context = click.Context(
+        command, info_name=name, terminal_width=WIDTH, max_content_width=WIDTH, help_option_names=names
+    )
     return ["```", *(line.rstrip() for line in command.get_help(context).splitlines()), "```"]
 
 
