@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .agent.programs import resume_sync as resume_sync
     from .agent.programs import run as run
     from .agent.programs import run_sync as run_sync
+    from .agent.pytest_plugin import refold_replay as refold_replay
     from .agent.scripted import ScriptedModel as ScriptedModel
     from .agent.tools import Tool as Tool
     from .agent.tools import tool as tool
@@ -65,6 +66,7 @@ _HOMES = {
     "agent.context": ("ToolContext",),
     "agent.errors": ("ToolDefinitionError",),
     "agent.programs": ("resume", "resume_sync", "run", "run_sync"),
+    "agent.pytest_plugin": ("refold_replay",),
     "agent.scripted": ("ScriptedModel",),
     "agent.tools": ("Tool", "tool"),
     "journal.errors": (

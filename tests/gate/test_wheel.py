@@ -22,6 +22,19 @@ pytestmark = pytest.mark.wheel
 
 HOSTILE = "raise SystemExit('a file of the user was taken for a part of refold: ' + __file__)\n"
 HOSTILE_FILES = ("agent.py", "cli.py", "journal.py", "replay.py", "__init__.py", "tests.py", "conftest.py")
+PINNED = """
+from refold import Agent, ScriptedModel, refold_replay, tool
+from refold.agent.scripted import call
+
+@tool
+def pay(amount: int) -> str:
+    \"\"\"Pay.\"\"\"
+    return f"paid {amount}"
+
+script = [call("pay", amount=3), "Paid."]
+agent = Agent("payer", model=ScriptedModel(script), tools=[pay], instructions="You pay.")
+test_threads = refold_replay("threads/*.jsonl", agent=agent, record={"three": "Pay 3", "more": "Pay more"})
+"""
 USERS_AGENT = """
 import refold
 
@@ -234,3 +247,29 @@ def test_a_missing_extra_is_one_line_that_names_it_before_anything_is_written(
     assert len(failed.stderr.strip().splitlines()) == 1, failed.stderr
     assert "refold[models]" in failed.stderr
     assert "w-2" not in {json.loads(line)["thread"] for line in threads}
+
+
+def test_the_plugin_pins_an_agent_in_a_folder_of_its_own(installed: Installed, tmp_path: Path) -> None:
+    """Recorded once, replayed ever after without a database, and told apart from a changed agent."""
+    constraints = ROOT / "constraints.txt"
+    pip = (installed.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    run_quietly(*pip, "--constraint", constraints, "pytest", cwd=tmp_path)
+    test = tmp_path / "test_payer.py"
+    test.write_text(PINNED)
+
+    missing = installed.run("pytest", "-q", cwd=tmp_path, status=1).stdout
+    assert "three.jsonl is not recorded yet: pytest --refold-record" in missing
+    recorded = installed.run("pytest", "-q", "--refold-record", cwd=tmp_path).stdout
+    assert "2 passed" in recorded
+    assert sorted(file.name for file in (tmp_path / "threads").iterdir()) == ["more.jsonl", "three.jsonl"]
+    before = (tmp_path / "threads" / "three.jsonl").read_bytes()
+    assert (
+        "test_threads[three] PASSED" in installed.run("pytest", "-v", "--refold-record", cwd=tmp_path).stdout
+    )
+    assert (tmp_path / "threads" / "three.jsonl").read_bytes() == before
+
+    test.write_text(PINNED.replace("You pay.", "You pay at once."))
+    changed = installed.run("pytest", "-q", cwd=tmp_path, status=1).stdout
+    assert "2 failed" in changed
+    assert "diverged at seq 3, r1/1 (request)" in changed
+    assert 'message 1 (system).content: "You pay." became "You pay at once."' in changed
