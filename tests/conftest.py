@@ -15,6 +15,7 @@ import pytest
 from psycopg import sql
 from refold.journal import embedded
 from refold.journal.postgres import set_up
+from servers import GivenServer
 
 _TEMPLATE = "refold_template"
 
@@ -49,6 +50,10 @@ def warded_home(prefix: str) -> Iterator[Path]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("refold")
     group.addoption("--long", action="store_true", help="run the fuzz levels in their long form")
+    group.addoption("--refold-dsn", help="use this server, as its superuser, and start none")
+    group.addoption(
+        "--refold-pooler-dsn", help="reach the stores of the conformance suite through this pooler"
+    )
 
 
 @pytest.fixture
@@ -112,8 +117,13 @@ class PostgresServer:
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[PostgresServer]:
+def postgres_server(request: pytest.FixtureRequest) -> Iterator[PostgresServer | GivenServer]:
     """One real PostgreSQL for the session."""
+    if given := request.config.getoption("--refold-dsn"):
+        server = GivenServer(given)
+        yield server
+        server.close()
+        return
     with warded_home("refold-tests-") as home:
         yield PostgresServer(home)
 

@@ -42,12 +42,12 @@ class MemoryWorld:
 
 
 class PostgresWorld:
-    """The Postgres store, with the database's clock replaced by its owner."""
+    """The Postgres store, perhaps reached through a pooler, with the database's clock replaced by its owner."""
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, *, through: str | None = None) -> None:
         self.dsn = dsn
         self.shift_s = 0.0
-        self.store = PostgresStore.open(dsn)
+        self.store = PostgresStore.open(through or dsn)
 
     def advance(self, seconds: float) -> None:
         self.shift_s += seconds
