@@ -104,7 +104,7 @@ class Effects:
             return
         context = self._context(call, attempt, command.tool.timeout_s)
         done = self._run(lambda: command.tool.call(codec.decode(args), context))
-        self._deed("tool", call, attempt, name, args, value=done.value)
+        self._deed("tool", call, attempt, name, args, happened=done.error is None, value=done.value)
         if fault == "raises":
             done = Completion(error=RuntimeError("raised after it had acted"))
         if fault in ("hangs", "hangs early"):

@@ -20,8 +20,6 @@ from .simulated_effects import Effects
 from .simulated_process import Left, Owner, Process
 from .simulation import LATENCY_US, LEASE_TTL_S, TTL_US, Granted, Idle, Sent
 
-THREAD_UID = uuid.UUID(int=7)
-
 
 class Worker(Process):
     """
@@ -140,7 +138,7 @@ class Worker(Process):
                 policy=scenario.policy,
                 now_us=self.now_us(),
                 # One uid whoever is first, so that randomness is the same in every history.
-                new_uid=lambda: THREAD_UID,
+                new_uid=lambda: uuid.uuid5(uuid.NAMESPACE_URL, self.owner.name),
             )
         if run.ended:
             return None

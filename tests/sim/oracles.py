@@ -12,84 +12,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from refold.journal.envelope import Event
-from refold.replay import rebuild
-from refold.replay.simulated_thread import Lane
-from refold.replay.simulation import Deed, Simulation
+from sim.history import ALTERING, HELD, MEMORY, ROBBERY, History, is_outcome, tell
+from sim.replay_oracles import conversation_is_valid, log_replays
 
-ALTERING = frozenset({"refuses", "fails", "raises", "cancel"})
-"""Faults after which a run rightly comes to another outcome."""
-
-ROBBERY = frozenset({"rival", "jump"})
-"""Faults after which a worker cannot know by its own clock that it no longer holds the thread."""
-
-HELD = frozenset({"burn"})
-"""Tools whose calls a person must allow."""
-
-_parsed: dict[bytes, dict[str, Any]] = {}
 _verified: set[bytes] = set()
-_replayed: set[tuple[str, bytes]] = set()
-_MEMORY = 400_000
-
-
-class History:
-    """One finished history of one thread, indexed for the checks."""
-
-    def __init__(
-        self,
-        world: Simulation,
-        lane: Lane,
-        faults: list[tuple[str, str]],
-        quiet: dict[str, Any] | None = None,
-    ) -> None:
-        self.quiet = quiet
-        self.world = world
-        self.lane = lane
-        self.kinds = {fault for _, fault in faults}
-        self.events = lane.events
-        self.bodies = [_parse(event) for event in self.events]
-        self.ledger = [deed for deed in world.ledger if deed.thread == lane.name]
-        self.sent = [sent for sent in world.sent if sent.append.thread == lane.name]
-        self.granted = [grant for grant in world.granted if grant.thread == lane.name]
-        # A second loop with one lease cannot come about by itself; it is played to see that the log bears it.
-        # When the clock that decides on leases leaps, a live worker is robbed and no hold tells how long it acts.
-        deposed = any(deed.kind == "tool" and not deed.current for deed in self.ledger)
-        self.unpromised = "twin" in self.kinds or ("jump" in self.kinds and deposed)
-        self.finished = bool(self.bodies) and self.bodies[-1]["kind"] == "run_finished"
-        self.starts: dict[tuple[str, int], int] = {}
-        self.outcomes: dict[str, list[tuple[int, dict[str, Any]]]] = {}
-        for seq, body in enumerate(self.bodies, 1):
-            kind = body["kind"]
-            if kind == "tool_started":
-                self.starts.setdefault((body["call"], body.get("attempt", 1)), seq)
-            elif _is_outcome(body):
-                self.outcomes.setdefault(body["call"], []).append((seq, body))
-
-
-def _parse(event: Event) -> dict[str, Any]:
-    parsed = _parsed.get(event.hash)
-    if parsed is None:
-        if len(_parsed) > _MEMORY:
-            _parsed.clear()
-        parsed = _parsed[event.hash] = json.loads(event.body)
-    return parsed
-
-
-def _is_outcome(body: dict[str, Any]) -> bool:
-    """Whether an event answers its call for good."""
-    match body["kind"]:
-        case "model_responded" | "tool_returned" | "step_recorded" | "step_failed":
-            return True
-        case "timer_fired" | "signal_received":
-            return True
-        case "tool_failed" | "model_failed":
-            return bool(body.get("final", True))
-        case "tool_resolved":
-            return body["outcome"] != "did_not_happen"
-        case "approval_given":
-            return not body["approved"]
-        case _:
-            return False
 
 
 # The log
@@ -126,7 +52,7 @@ def chain_verifies(history: History) -> Iterator[str]:
             content += len(kind).to_bytes(2) + kind + hashlib.sha256(event.body).digest()
             if hashlib.sha256(content).digest() != event.hash:
                 yield f"the hash of seq {seq} does not follow from the one before"
-            if len(_verified) > _MEMORY:
+            if len(_verified) > MEMORY:
                 _verified.clear()
             _verified.add(key)
         previous = event.hash
@@ -192,11 +118,11 @@ def no_effect_before_its_start(history: History) -> Iterator[str]:
         if deed.kind == "tool":
             start = history.starts.get((deed.call, deed.attempt))
             if start is None or start > deed.head:
-                yield f"{_deed(deed)} acted before its start was durable"
-            if not deed.current and not history.kinds & ROBBERY:
-                yield f"{_deed(deed)} acted for {deed.worker}, which no longer held the thread"
+                yield f"{tell(deed)} acted before its start was durable"
+            if not deed.current and not history.unpromised and not history.kinds & ROBBERY:
+                yield f"{tell(deed)} acted for {deed.worker}, which no longer held the thread"
         elif deed.kind == "step" and deed.head < 1:
-            yield f"{_deed(deed)} acted before its run was durable"
+            yield f"{tell(deed)} acted before its run was durable"
 
 
 def no_effect_without_its_cause(history: History) -> Iterator[str]:
@@ -213,7 +139,7 @@ def no_effect_without_its_cause(history: History) -> Iterator[str]:
             deed.kind != "model"
             and (deed.call, json.dumps(json.loads(deed.args), sort_keys=True)) not in recorded
         ):
-            yield f"{_deed(deed)} with {deed.args.decode()} acted, and the log knows no such call"
+            yield f"{tell(deed)} with {deed.args.decode()} acted, and the log knows no such call"
 
 
 def unsafe_tools_act_once(history: History) -> Iterator[str]:
@@ -234,7 +160,7 @@ def repeats_carry_one_key(history: History) -> Iterator[str]:
     keys: dict[str, str] = {}
     for deed in history.ledger:
         if deed.kind == "tool" and keys.setdefault(deed.call, deed.key) != deed.key:
-            yield f"{_deed(deed)} came with another key than the attempt before"
+            yield f"{tell(deed)} came with another key than the attempt before"
     if len(set(keys.values())) != len(keys):
         yield "two calls share a key"
 
@@ -247,7 +173,7 @@ def held_calls_wait_for_a_yes(history: History) -> Iterator[str]:
                 b for b in history.bodies[: deed.head] if b["kind"] == "approval_given" and b["approved"]
             ]
             if not any(body["call"] == deed.call for body in allowed):
-                yield f"{_deed(deed)} acted, and nobody had allowed it"
+                yield f"{tell(deed)} acted, and nobody had allowed it"
 
 
 def results_tell_the_truth(history: History) -> Iterator[str]:
@@ -276,7 +202,7 @@ def recorded_is_never_asked_again(history: History) -> Iterator[str]:
             continue
         for seq, body in history.outcomes.get(deed.call, ()):
             if seq <= deed.head:
-                yield f"{_deed(deed)} acted though seq {seq} ({body['kind']}) had recorded its outcome"
+                yield f"{tell(deed)} acted though seq {seq} ({body['kind']}) had recorded its outcome"
 
 
 def calls_are_paired(history: History) -> Iterator[str]:
@@ -307,7 +233,7 @@ def calls_are_paired(history: History) -> Iterator[str]:
         elif kind == "tool_resolved" and body["outcome"] == "did_not_happen":
             doubted.discard(call)
             running.discard(call)
-        elif _is_outcome(body):
+        elif is_outcome(body):
             if call in answered:
                 yield f"seq {seq} ({kind}) answers {call} once more"
             answered.add(call)
@@ -323,85 +249,6 @@ def _may_repeat(history: History, call: str) -> bool:
     return any(deed.call == call and deed.repeatable for deed in history.ledger) or not any(
         deed.call == call for deed in history.ledger
     )
-
-
-def _deed(deed: Deed) -> str:
-    return f"{deed.kind} {deed.name} ({deed.call}, attempt {deed.attempt})"
-
-
-# Replay
-
-
-def log_replays(history: History) -> Iterator[str]:
-    """13. The log replays strictly to its end, and so does each of its prefixes, to the same state each time."""
-    lane = history.lane
-    events = history.events
-    program = lane.scenario.program
-    key = (lane.scenario.name, events[-1].hash if events else b"")
-    if key in _replayed:
-        return
-    if len(_replayed) > _MEMORY:
-        _replayed.clear()
-    _replayed.add(key)
-    asked = len(history.world.ledger)
-    try:
-        rebuild.replay(program, lane.name, events)
-    except Exception as error:  # noqa: BLE001 - any refusal to replay is the finding
-        yield f"the log does not replay: {type(error).__name__}: {error}"
-        return
-    yield from _prefixes(history, key[0])
-    if len(history.world.ledger) != asked:
-        yield "a replay acted"
-
-
-def _prefixes(history: History, name: str) -> Iterator[str]:
-    events = history.events
-    for size in range(len(events) - 1, 0, -1):
-        key = (name, events[size - 1].hash)
-        if key in _replayed:
-            # This prefix, and so all shorter ones, were replayed in another history.
-            return
-        _replayed.add(key)
-        problem = _compare_folds(history, size)
-        if problem:
-            yield f"prefix {size}: {problem}"
-
-
-def _compare_folds(history: History, size: int) -> str | None:
-    """What the program's own fold and the program-less one say of a prefix must agree."""
-    thread = rebuild.load(history.lane.name, history.events[:size])
-    run = thread.status.current
-    if run is None:
-        return None
-    try:
-        interpreter = rebuild.interpret(history.lane.scenario.program, thread, run)
-    except Exception as error:  # noqa: BLE001 - any refusal to replay is the finding
-        return f"does not replay: {type(error).__name__}: {error}"
-    try:
-        if run.ended:
-            return None
-        said = {call.call: call.status for call in run.open.values()}
-        known = {
-            "started": "started",
-            "in doubt": "in doubt",
-            "waits for approval": "waits for approval",
-            "between attempts": "retries",
-            "waiting": "waits",
-        }
-        asked = {
-            call.id: known[call.phase.value]
-            for call in interpreter.pending.values()
-            if call.phase.value in known
-        }
-        told = {
-            call: "waits" if status in ("sleeps", "waits for a signal") else status
-            for call, status in said.items()
-        }
-        if told != asked:
-            return f"the status says {told}, the program {asked}"
-    finally:
-        interpreter.machine.close()
-    return None
 
 
 # The end
@@ -435,7 +282,7 @@ def nothing_is_left_behind(history: History) -> Iterator[str]:
         bodies = history.bodies[: idle.head]
         waits = {b["call"]: b["name"] for b in bodies if b["kind"] == "wait_started"}
         for body in bodies:
-            if _is_outcome(body):
+            if is_outcome(body):
                 waits.pop(body["call"], None)
         asks = {b["call"] for b in bodies if b["kind"] == "approval_requested"}
         asks -= {b["call"] for b in bodies if b["kind"] == "approval_given"}
@@ -577,6 +424,7 @@ ORACLES = (
     recorded_is_never_asked_again,
     calls_are_paired,
     log_replays,
+    conversation_is_valid,
     every_run_ends,
     nothing_is_left_behind,
     resuming_without_news_writes_nothing,

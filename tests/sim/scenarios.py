@@ -196,7 +196,8 @@ FICKLE = Scenario(
 
 def _known(context: Any, **args: Any) -> Any:
     """The outside world remembers what was done."""
-    done = [d for d in context.deps.ledger if d.call == context.call and d.attempt == context.attempt]
+    asked = (context.thread, context.call, context.attempt)
+    done = [d for d in context.deps.ledger if (d.thread, d.call, d.attempt) == asked]
     return Happened(done[0].value) if done and done[0].happened else DidNotHappen()
 
 
