@@ -238,23 +238,38 @@ def resume(settings: Settings, thread: str, agent: str, no_wait: bool, **options
     "replay order-17 --agent examples.support:agent",
     "replay tests/threads/*.jsonl --agent examples.support:agent --jobs 4",
     "replay --all --agent examples.support:agent",
+    "replay order-17 --agent support_next:agent --live --calls 5",
 )
 @click.argument("threads", nargs=-1)
 @of_agent
 @click.option("--all", "every", is_flag=True, help="Every thread of the journal that has a run of the agent.")
 @click.option("--jobs", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes to use.")
-def replay(settings: Settings, threads: Sequence[str], agent: str, every: bool, jobs: int) -> None:
+@click.option("--live", is_flag=True, help="Where it differs, fork THREAD and go on live, within a budget.")
+@click.option(
+    "--calls", type=click.IntRange(0), default=20, show_default=True, help="Model calls at most, with --live."
+)
+@click.option("--cost", type=float, metavar="DOLLARS", help="Stop asking once this is spent, with --live.")
+@click.option("--allow", multiple=True, metavar="TOOL", help="Let --live call this tool, which has effects.")
+def replay(
+    settings: Settings, threads: Sequence[str], agent: str, every: bool, jobs: int, live: bool, **trial: Any
+) -> None:
     """
     Replay THREADS against the agent, offline: no model, no tool, no network. Exit code 1 if they differ.
 
     A name that ends in .jsonl or .jsonl.gz is an exported file, whose threads are replayed; files alone need no
     database.
+
+    With --live it tells what another version of the agent would have made of THREAD: answered from the log while it
+    matches, then live in a new thread, where tools that are not read-only are refused unless allowed.
     """
     from .agent.loading import load, program_of
     from .replay.report import replay_thread
 
     if every == bool(threads):
         raise UsageError("say which threads or files to replay, or --all")
+    if live:
+        try_out(settings, threads, agent, **trial)
+        return
     if len(threads) != 1 or is_file(threads[0]):
         replay_many(settings, threads, agent, jobs)
         return
@@ -596,6 +611,31 @@ def replay_many(settings: Settings, threads: Sequence[str], agent: str, jobs: in
     note(f"{tally.line()} ({tally.events / took_s if took_s else 0:.0f} events/s)")
     if not tally.sound:
         click.get_current_context().exit(1)
+
+
+def try_out(
+    settings: Settings,
+    threads: Sequence[str],
+    name: str,
+    calls: int,
+    cost: float | None,
+    allow: Sequence[str],
+) -> None:
+    """Tell what another agent would have made of a thread."""
+    from .agent.agent import Agent, run_blocking
+    from .agent.loading import load
+    from .agent.what_if import what_if
+
+    agent = load(name)
+    if len(threads) != 1 or is_file(threads[0]) or not isinstance(agent, Agent):
+        raise UsageError("--live takes one thread of the journal, and an agent")
+    cost_micro = None if cost is None else round(cost * 1e6)
+    with contextlib.redirect_stdout(sys.stderr), settings.journal() as journal:
+        trial = what_if(
+            agent, journal, threads[0], calls_max=calls, cost_max_micro=cost_micro, allow=frozenset(allow)
+        )
+        found = run_blocking(trial)
+    put(settings, found)
 
 
 def open_journal(dsn: str | None) -> Journal:

@@ -70,7 +70,17 @@ class Agent:
         self._client = None if isinstance(model, str) else model
         self._policy = policy or Policy()
         self._limits = limits or Limits()
+        self._parts: dict[str, Any] = {
+            "params": params,
+            "instructions": instructions,
+            "history": history,
+            "max_steps": max_steps,
+            "concurrency": concurrency,
+            "policy": policy,
+            "limits": limits,
+        }
         asked = {"model": model if isinstance(model, str) else getattr(model, "name", type(model).__name__)}
+        self.model_name = str(asked["model"])
         if self.tools:
             asked["tools"] = [each.schema() for each in self.tools.values()]
         spec = LoopSpec(
@@ -187,6 +197,10 @@ class Agent:
         """What runs this agent on one thread; its `stop` leaves in good order."""
         world = World(models=self.client, make_context=ToolContext, deps=deps, limits=self._limits)
         return Runner(self.program, journal, thread, world, policy=self._policy, observe=observe)
+
+    def having(self, *, model: ModelClient, tools: Iterable[Tool[..., Any]]) -> Agent:
+        """This agent with another model client and other tools; everything else is the same."""
+        return Agent(self.name, model=model, tools=tools, **self._parts)
 
     @property
     def client(self) -> ModelClient:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -84,28 +84,40 @@ def compare_threads(journal: Journal, one: str, other: str) -> Compared:
     Raises:
         ThreadNotFound: One of them is not there.
     """
-    upto = {thread: journal.info(thread).head for thread in (one, other)}
-    timelines = Timeline(), Timeline()
+    left, right = _deeds(journal, one), _deeds(journal, other)
     title = f"{one} and {other}"
-    pairs = zip_longest(*(_deeds(journal, thread, upto[thread]) for thread in (one, other)))
-    for left, right in pairs:
-        rows = [
-            timeline.row(event) for timeline, event in zip(timelines, (left, right), strict=True) if event
-        ]
-        if left is not None and right is not None:
-            old, new = _meaning(left), _meaning(right)
-            if old == new:
-                continue
-            found = of_values(left.kind if left.kind == right.kind else "event", old, new)
-        else:
-            longer = one if right is None else other
-            found = [Difference("end", f"only {longer} goes on")]
-        return Compared(title=title, same=False, differences=found, rows=[line(row) for row in rows])
+    timeline = Timeline()
+    for key, event in left.items():
+        twin = right.get(key)
+        if twin is None:
+            return _only(title, one, event)
+        old, new = _meaning(event), _meaning(twin)
+        if old != new:
+            rows = [line(timeline.row(event)), line(timeline.row(twin))]
+            return Compared(title=title, same=False, differences=of_values(event.kind, old, new), rows=rows)
+    for key, event in right.items():
+        if key not in left:
+            return _only(title, other, event)
     return Compared(title=title, same=True, differences=[])
 
 
-def _deeds(journal: Journal, thread: str, upto: int) -> Iterator[Event]:
-    return (event for event in read_events(journal, thread, upto=upto) if event.kind not in _OF_WORKERS)
+def _only(title: str, thread: str, event: Event) -> Compared:
+    found = Difference(f"seq {event.seq} of {thread}", "only this thread has it")
+    return Compared(title=title, same=False, differences=[found], rows=[line(Timeline().row(event))])
+
+
+def _deeds(journal: Journal, thread: str) -> dict[tuple[str, str, int], Event]:
+    """Events by what they are about: calls that ran at once may have ended in another order."""
+    deeds: dict[tuple[str, str, int], Event] = {}
+    counts: Counter[tuple[str, str]] = Counter()
+    for event in read_events(journal, thread, upto=journal.info(thread).head):
+        if event.kind in _OF_WORKERS:
+            continue
+        body = _meaning(event)
+        about = str(body.get("call") or body.get("run")) if isinstance(body, dict) else ""
+        counts[event.kind, about] += 1
+        deeds[event.kind, about, counts[event.kind, about]] = event
+    return deeds
 
 
 def _meaning(event: Event) -> Any:

@@ -151,3 +151,14 @@ def test_wrong_use_is_one_line(recorded: Refold, command: str, words: str) -> No
     assert result.exit_code == 2
     assert words in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_what_if_is_told_and_its_thread_kept(recorded: Refold, journal: Journal) -> None:
+    result = recorded("replay", "a", *OTHER, "--live", "--calls", "3")
+
+    assert result.exit_code == 0
+    assert result.stdout.startswith("a: parts at seq 3; the other future is a~2\n")
+    assert "status: finished  ->  failed" in result.stdout
+    assert "3 model calls were made" in result.stdout
+    assert journal.info("a~2").state == "failed"
+    assert recorded("replay", "a", "b", *OTHER, "--live").exit_code == 2
