@@ -177,6 +177,7 @@ class Journal:
         # One holder id for all the retries: an acquire whose answer was lost finds itself the holder.
         holder = self.sources.new_id()
         granted_s = 0.0
+        buried = 0
 
         def ask(robbed: int | None) -> Lease | Busy:
             nonlocal granted_s
@@ -186,6 +187,7 @@ class Journal:
             )
 
         def take() -> Tenure:
+            nonlocal buried
             try:
                 lease = ask(None)
             except ThreadNotFound:
@@ -193,8 +195,10 @@ class Journal:
                     raise
                 self.store.create(thread)
                 lease = ask(None)
-            dead = isinstance(lease, Busy) and is_dead(lease.name)
-            if isinstance(lease, Busy) and (dead or steal):
+            if isinstance(lease, Busy) and is_dead(lease.name):
+                # Kept for the retries: the answer to the taking itself may be lost.
+                buried = lease.fence
+            if isinstance(lease, Busy) and (buried == lease.fence or steal):
                 lease = ask(lease.fence)
             if isinstance(lease, Busy):
                 raise ThreadBusy(thread, remaining_s=lease.remaining_s)
@@ -205,7 +209,7 @@ class Journal:
                 release=self._release,
                 transact=self._transact,
                 sources=self.sources,
-                rival=lease.fence > 1 and not dead,
+                rival=lease.fence > 1 and lease.fence != buried + 1,
             )
 
         tenure = self._patiently(take)

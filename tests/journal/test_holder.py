@@ -5,12 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import uuid
+from typing import Any
 
 import pytest
-
-from refold.journal.errors import ThreadBusy
+from refold.journal.errors import StoreUnavailable, ThreadBusy
 from refold.journal.holder import describe, is_dead
 from refold.journal.journal import Journal
+from refold.journal.memory import MemoryStore
+from refold.journal.sources import SYSTEM
+from refold.journal.store import Busy, Lease
 
 
 def test_this_process_is_not_dead() -> None:
@@ -49,3 +52,29 @@ def test_the_lease_of_a_holder_that_died_here_is_taken_at_once() -> None:
         assert not tenure.rival
         with pytest.raises(ThreadBusy):
             journal.acquire("t")
+
+
+def test_a_death_is_remembered_when_the_answer_to_the_taking_is_lost() -> None:
+    """Else the calls of the dead would be left alone for their whole time-out, as if somebody were still at them."""
+    child = subprocess.run(
+        [sys.executable, "-c", "from refold.journal.holder import describe; print(describe())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    class Losing(MemoryStore):
+        def acquire(self, thread: str, *, steal: int | None = None, **parts: Any) -> Lease | Busy:
+            answer = super().acquire(thread, steal=steal, **parts)
+            if steal is not None:
+                raise StoreUnavailable("the answer was lost", ambiguous=True)
+            return answer
+
+    with Journal(Losing(SYSTEM)) as journal:
+        journal.create("t")
+        journal.store.acquire("t", holder=uuid.uuid4(), ttl_s=1000, name=child.stdout.strip())
+
+        tenure = journal.acquire("t")
+
+        assert tenure.fence == 2
+        assert not tenure.rival
