@@ -106,6 +106,20 @@ def unsafe_tools_act_once(history: History) -> Iterator[str]:
             yield f"unsafe call {call} acted {times} times"
 
 
+def effects_in_the_database_are_recorded(history: History) -> Iterator[str]:
+    """What a transactional tool has written is there exactly if its result is, and once."""
+    written = Counter((entry["call"], entry["attempt"]) for entry in history.acted if entry["tool"] == "pay")
+    tools = {body["call"]: body["tool"] for _, body in history.of("tool_started")}
+    recorded = Counter(
+        (body["call"], body.get("attempt", 1))
+        for _, body in history.of("tool_returned")
+        if tools[body["call"]] == "pay"
+    )
+    if written != recorded:
+        yield f"written and not recorded: {dict(written - recorded)}"
+        yield f"recorded and not written: {dict(recorded - written)}"
+
+
 def repeats_carry_one_key(history: History) -> Iterator[str]:
     """All attempts of a call carry one idempotency key, and no two calls share one."""
     keys: dict[str, str] = {}
@@ -212,6 +226,7 @@ ORACLES: tuple[Callable[[History], Iterator[str]], ...] = (
     fences_never_fall,
     acknowledged_is_there,
     unsafe_tools_act_once,
+    effects_in_the_database_are_recorded,
     repeats_carry_one_key,
     no_effect_before_its_start,
     results_tell_the_truth,

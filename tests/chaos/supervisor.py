@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 from chaos import oracles
 from chaos.ledger import ACTED, ASKED, ENTERED, Ledger
 from chaos.nursery import Nursery
+from chaos.worker import EFFECTS_TABLE
 from refold import Journal
 from refold.journal import codec
 from refold.journal.errors import StoreError, ThreadNotFound
@@ -77,6 +79,10 @@ class Fleet:
         **order: Any,
     ) -> None:
         folder.mkdir(exist_ok=True)
+        with psycopg.connect(dsn) as connection:
+            # Where commits are not durable, at least the table is.
+            connection.execute("set synchronous_commit = on")
+            connection.execute(EFFECTS_TABLE)
         self.folder = folder
         self.threads = list(threads)
         self.ledger = Ledger(folder / "ledger")
@@ -134,6 +140,14 @@ class Fleet:
         for pid in list(self.pids):
             self.kill(pid)
         self.reports.close()
+
+    def written(self) -> list[dict[str, Any]]:
+        """What transactional tools have committed to the journal's own database."""
+        with psycopg.connect(self._order["dsn"]) as connection:
+            return [
+                json.loads(row[0])
+                for row in connection.execute("select entry from public.effects order by number")
+            ]
 
     def acknowledged(self) -> list[Any]:
         path = self.folder / "acknowledged"
@@ -223,7 +237,7 @@ class Verdict:
 
     def judge(self, journal: Journal, fleet: Fleet) -> None:
         """Check every thread of a fleet that has come to its end."""
-        entries, acknowledged = fleet.ledger.entries(), fleet.acknowledged()
+        entries, acknowledged = fleet.ledger.entries() + fleet.written(), fleet.acknowledged()
         for thread in fleet.threads:
             try:
                 info = journal.info(thread)

@@ -33,9 +33,8 @@ class Here:
     fences: ClassVar[dict[str, int]] = {}
 
 
-def _act(name: str, context: ToolContext) -> str:
-    """The effect of every tool: one synced line in the ledger."""
-    where = {
+def _where(name: str, context: ToolContext) -> dict[str, Any]:
+    return {
         "tool": name,
         "thread": context.thread,
         "call": context.call,
@@ -43,6 +42,11 @@ def _act(name: str, context: ToolContext) -> str:
         "key": context.idempotency_key,
         "fence": Here.fences.get(context.thread, 0),
     }
+
+
+def _act(name: str, context: ToolContext) -> str:
+    """The effect of every tool but one: a synced line in the ledger."""
+    where = _where(name, context)
     Here.ledger.note(ENTERED, **where)
     time.sleep(random.random() * PAUSE_S)
     value = f"{name} {os.urandom(6).hex()}"
@@ -87,13 +91,34 @@ def book(n: int, context: ToolContext) -> str:
     return _act("book", context)
 
 
-TOOLS = (look, upsert, wire, mail, book)
-REPEATABLE = frozenset(each.name for each in TOOLS if each.repeatable)
+EFFECTS_TABLE = "create table if not exists public.effects (number bigserial, entry text not null)"
+
+
+@tool(transactional=True)
+def pay(n: int, context: ToolContext) -> str:
+    """Pay in the journal's own database; what is rolled back was never an effect."""
+    where = _where("pay", context)
+    Here.ledger.note(ENTERED, **where)
+    value = f"pay {os.urandom(6).hex()}"
+    entry = {"what": ACTED, "pid": os.getpid(), "value": value, "at_us": time.time_ns() // 1000, **where}
+    context.connection.execute("insert into public.effects (entry) values (%s)", (json.dumps(entry),))
+    time.sleep(random.random() * PAUSE_S)
+    return value
+
+
+TOOLS = (look, upsert, wire, mail, book, pay)
+REPEATABLE = frozenset(each.name for each in TOOLS if each.repeatable and not each.transactional)
 
 
 def calls_of(turn: int) -> Sequence[ScriptedCall]:
     """What the model wants in a turn: parallel and sequential calls by turns, each tool both ways."""
-    names = (("look", "upsert", "wire"), ("wire",), ("mail", "book", "upsert"), ("book",), ("mail",))
+    names = (
+        ("look", "upsert", "wire"),
+        ("pay", "wire"),
+        ("mail", "book", "upsert"),
+        ("pay",),
+        ("book", "mail"),
+    )
     return [call(name, n=turn * 10 + place) for place, name in enumerate(names[turn % len(names)])]
 
 
