@@ -127,6 +127,7 @@ class Effects:
             if isinstance(call.command, ToolCall):
                 completion = await self._tool(call, call.command, attempt, started_s + timeout_s)
             else:
+                await self._still_ours()
                 completion = await self._within(call, timeout_s)
         finally:
             self._watch(call.path, None)
@@ -235,8 +236,7 @@ class Effects:
 
     async def _tool(self, call: Call, command: ToolCall, attempt: int, deadline_s: float) -> Completion:
         await self._alone(call)
-        if self._tenure.remaining_s() <= 0:
-            await self._renew()
+        await self._still_ours()
         tool = command.tool
         beat_s = self._sources.monotonic_s()
 
@@ -337,8 +337,10 @@ class Effects:
             else:
                 await asyncio.sleep(ELSEWHERE_POLL_S)
 
-    async def _renew(self) -> None:
-        """The lease may have run out while this process stood still: the tool runs only if it is still ours."""
+    async def _still_ours(self) -> None:
+        """The lease may have run out while this process stood still: nothing is called then but by its holder."""
+        if self._tenure.remaining_s() > 0:
+            return
         tenure = self._tenure
         sent_s = self._sources.monotonic_s()
         held = await asyncio.to_thread(
@@ -348,7 +350,7 @@ class Effects:
             tenure.renewed(sent_s)
             return
         tenure.mark_lost()
-        # This tool must not run and its outcome must not be recorded: stay until cancelled.
+        # This call must not run and its outcome must not be recorded: stay until cancelled.
         await asyncio.Event().wait()
 
     def _context(
