@@ -21,12 +21,13 @@ import select
 import signal
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-WAIT_S = 60.0
+WAIT_S = 40.0
 
 
 class Launched:
@@ -39,7 +40,9 @@ class Launched:
 
     def wait(self) -> int:
         """Its exit code; negative for the signal that killed it."""
-        return int(self._launcher.ask({"wait": self.pid})["code"])
+        code = self._launcher.ask({"wait": self.pid})["code"]
+        assert code is not None, f"process {self.pid} did not end\n{self.stdout}{self.stderr}"
+        return int(code)
 
     def kill(self) -> int:
         """SIGKILL, and see it gone."""
@@ -239,6 +242,19 @@ def _child(order: dict[str, Any]) -> None:
     os._exit(code)
 
 
+def _ended(pid: int) -> int | None:
+    """The exit code of a process; None if it had to be killed because it did not end."""
+    deadline_s = time.monotonic() + WAIT_S
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        signal.sigtimedwait({signal.SIGCHLD}, left_s)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return None
+
+
 def main() -> None:
     """Fork as told on standard input, until it is closed."""
     import refold.cli
@@ -248,14 +264,16 @@ def main() -> None:
         from refold.agent.litellm_client import load_litellm
 
         load_litellm()
+    # Waited for with a limit, instead of being handled.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     for line in sys.stdin:
         order = json.loads(line)
         if "wait" in order:
-            _, status = os.waitpid(order["wait"], 0)
-            answer = {"code": os.waitstatus_to_exitcode(status)}
+            answer = {"code": _ended(order["wait"])}
         else:
             pid = os.fork()
             if pid == 0:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
                 _child(order)
             answer = {"pid": pid}
         print(json.dumps(answer), flush=True)

@@ -331,7 +331,7 @@ async def test_a_recorded_event_is_never_taken_for_something_else(
                 else refold.resume(made, journal=left, thread="t", models=untouched)
             )
         assert left.info("t").head == head
-        assert left.info("t").holder is None
+        assert how == "replay" or left.info("t").holder is None
 
     assert caught.value.seq == seq
     assert caught.value.shape
