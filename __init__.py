@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .journal.errors import UnsupportedValue as UnsupportedValue
     from .journal.errors import UsageError as UsageError
     from .journal.journal import Journal as Journal
+    from .replay import answers as answers
     from .replay.divergence import Divergence as Divergence
     from .replay.errors import ForeignAwait as ForeignAwait
     from .replay.errors import ModelError as ModelError
@@ -105,12 +106,17 @@ _HOMES = {
     "replay.run": ("Run",),
     "replay.runner": ("RunResult",),
 }
+_ROOMS = {"answers": "replay.answers"}
+"""Modules that are part of the public face as they are."""
+
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = [*_HOME_OF, "__version__"]  # noqa: PLE0604 - the names are the keys
+__all__ = [*_HOME_OF, *_ROOMS, "__version__"]  # noqa: PLE0604 - the names are the keys
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f".{_ROOMS[name]}", __name__)
     module = _HOME_OF.get(name)
     if module is None:
         raise AttributeError(f"module 'refold' has no attribute {name!r}")

@@ -164,7 +164,7 @@ class Run:
         Wait for a signal of this name; the reply is its value, or None when *timeout* runs out first.
 
         Args:
-            name: What `refold send THREAD --signal NAME` and `journal.signal` name it by.
+            name: What `refold send THREAD --signal NAME` and `refold.answers.signal` name it by.
             timeout: Seconds or a timedelta; None waits for ever.
         """
         limit = None if timeout is None else _microseconds(timeout)
