@@ -80,7 +80,7 @@ def test_nothing_acknowledged_is_lost_when_the_server_crashes_again_and_again(
             luck,
             until_s=until_s,
             turns=400 if long else 120,
-            kill=long and verdict.rounds % 2 == 1,
+            kill=long,
         )
         with Journal.open(postgres_server.dsn(database)) as journal:
             verdict.judge(journal, fleet)
