@@ -1,17 +1,21 @@
-"""The journal as its users hold it: one store, one writer, one renewer."""
+"""The journal as its users hold it: one store, one writer, one renewer, and a cache that may be missing."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from .bells import Bells
 from .envelope import Event, check_thread_id
 from .errors import StoreUnavailable, ThreadBusy, ThreadNotFound, UsageError
 from .holder import describe as describe_holder
 from .holder import is_dead
+from .hot_state import Counts, HotState, fold_history
+from .link import Cache, Link
 from .memory import MemoryStore
 from .renewer import Renewer
 from .sources import SYSTEM, Sources
@@ -24,6 +28,7 @@ from .store import (
     Cursor,
     Lease,
     Message,
+    Outcome,
     Page,
     Release,
     Sent,
@@ -31,13 +36,16 @@ from .store import (
     ThreadInfo,
     ThreadState,
 )
+from .tail import POLL_S, Tail
 from .tenure import Tenure
 from .transaction import see_through
-from .writer import Writer
+from .writer import Settle, Writer
 
 HOLD_S = 600.0
 LEASE_TTL_S = 30.0
 PATIENCE_S = 15.0
+FLUSH_S = 1.0
+HISTORY_PAGE = 2000
 
 T = TypeVar("T")
 
@@ -51,6 +59,7 @@ class Journal:
 
     Args:
         store: Where the threads live; closed with the journal.
+        cache: Holds hot state and carries rings between processes; closed with the journal.
         hold_s: How long an append whose fate is unknown is held and sent again, seconds.
         lease_ttl_s: How long a lease lasts without renewal, seconds.
         patience_s: How long other calls are tried again, seconds.
@@ -61,6 +70,7 @@ class Journal:
         self,
         store: Store,
         *,
+        cache: Cache | None = None,
         hold_s: float = HOLD_S,
         lease_ttl_s: float = LEASE_TTL_S,
         patience_s: float = PATIENCE_S,
@@ -78,6 +88,9 @@ class Journal:
         self._patience_s = patience_s
         self._writer = Writer(store, sources, hold_s=hold_s)
         self._renewer = Renewer(store, sources)
+        self._link = None if cache is None else Link(cache, sources)
+        self._hot = None if self._link is None else HotState(self._link, store)
+        self._bells = Bells(store.identity, self._link)
         self._closed = False
 
     @classmethod
@@ -85,6 +98,7 @@ class Journal:
         cls,
         dsn: str | None = None,
         *,
+        redis_url: str | None = None,
         unsafe: bool = False,
         prepare: bool = True,
         install: bool = True,
@@ -99,6 +113,8 @@ class Journal:
         Args:
             dsn: Connection string or URL; by default `$REFOLD_DSN`, else an embedded Postgres under
                 `$REFOLD_HOME` or the platform's data folder.
+            redis_url: A Redis that makes resuming and waking faster, and nothing else; by default
+                `$REFOLD_REDIS_URL`, else none.
             unsafe: Accept a server with `fsync` or `synchronous_commit` off, which can lose what it acknowledged.
             prepare: Use prepared statements, unless a pooler is seen to stand between; off, nothing needs a session.
             install: Set the schema up if it is missing.
@@ -108,20 +124,31 @@ class Journal:
             sources: Clock and randomness.
 
         Raises:
-            UsageError: The connection string is malformed.
+            UsageError: The connection string or the URL is malformed.
             StoreUnavailable: The server cannot be reached.
             StoreRefused: The server is too old or unsafe, or schema or rights are missing.
-            MissingExtra: No connection string, and the embedded Postgres is not installed.
+            MissingExtra: No connection string, and the embedded Postgres is not installed; or a Redis, and
+                redis-py is not.
         """
+        from .hot import RedisServer
         from .postgres import PostgresStore
 
+        redis_url = redis_url or os.environ.get("REFOLD_REDIS_URL")
+        cache = RedisServer.open(redis_url) if redis_url else None
         dsn = dsn or os.environ.get("REFOLD_DSN")
         if not dsn:
             from . import embedded
 
             dsn = embedded.start()
         store = PostgresStore.open(dsn, unsafe=unsafe, prepare=prepare, install=install)
-        return cls(store, hold_s=hold_s, lease_ttl_s=lease_ttl_s, patience_s=patience_s, sources=sources)
+        return cls(
+            store,
+            cache=cache,
+            hold_s=hold_s,
+            lease_ttl_s=lease_ttl_s,
+            patience_s=patience_s,
+            sources=sources,
+        )
 
     @classmethod
     def memory(
@@ -153,6 +180,11 @@ class Journal:
     def identity(self) -> str:
         """Which database this is; two journals with one identity hold the same threads."""
         return self.store.identity
+
+    @property
+    def hot_counts(self) -> Counts | None:
+        """What became of looking for hot state so far; None without a cache."""
+        return None if self._hot is None else self._hot.counts
 
     def create(self, thread: str) -> bool:
         """Make *thread* if it is not there; True if it was made now."""
@@ -205,7 +237,7 @@ class Journal:
             return Tenure(
                 lease,
                 granted_s=granted_s,
-                writer=self._writer,
+                writer=_Announced(self._writer, self._committed),
                 release=self._release,
                 transact=self._transact,
                 sources=self.sources,
@@ -245,13 +277,60 @@ class Journal:
         """Events with `after < seq <= upto` in seq order, *limit* at most. Empty for an unknown thread."""
         return self._patiently(lambda: self.store.read(thread, after=after, upto=upto, limit=limit))
 
+    def fold_history(self, tenure: Tenure, fold: Callable[[list[Event]], T]) -> T:
+        """
+        What *fold* makes of the whole log of the thread that *tenure* holds, up to its head.
+
+        It is read from hot state where that can be believed, and from the store elsewhere.
+
+        Args:
+            tenure: Tells the head and its hash.
+            fold: Checks the hash chain from seq 1 on, and raises if it does not hold; may be called twice.
+
+        Raises:
+            Corrupt: The log does not lead to the thread's head.
+            Exception: What *fold* raised over the log.
+        """
+
+        def read(thread: str, after: int, upto: int) -> list[Event]:
+            return self.read(thread, after=after, upto=upto, limit=HISTORY_PAGE)
+
+        return fold_history(read, self._hot, tenure.thread, tenure.head, tenure.head_hash, fold)
+
+    def tail(
+        self, thread: str | None = None, *, after: int | Cursor | None = None, poll_s: float = POLL_S
+    ) -> Tail:
+        """
+        Follow *thread*, or all threads: what is there, then what comes, each event once and in order.
+
+        New events are seen at once when this journal wrote them or a Redis carries the news, else within *poll_s*.
+        Events of all threads come once every older transaction of the server that writes has ended.
+
+        Args:
+            thread: Thread id; None follows all.
+            after: Where to go on: a seq, or for all threads a cursor; by default from the beginning.
+            poll_s: How often to look without being told, seconds.
+        """
+        if thread is not None:
+            check_thread_id(thread)
+        return Tail(self, self._bells, self.sources, thread=thread, after=after, poll_s=poll_s)
+
+    def bell(self, thread: str, ring: Callable[[], None]) -> AbstractContextManager[None]:
+        """
+        Call *ring*, from any thread, whenever a message may have come for *thread*: at once when this journal sent it
+        or a Redis carries the news, else not at all; so look by yourself too, every so often.
+        """
+        return self._bells.hung("inbox", thread, ring)
+
     def feed(self, after: Cursor | None = None, *, limit: int = 1000) -> Page:
         """Events of all threads after *after*, each once, in seq order within a thread, none ever missed."""
         return self._patiently(lambda: self.store.feed(after or Cursor(), limit=limit))
 
     def send(self, thread: str, *, key: str, kind: str, body: bytes) -> Sent:
         """Put a message into the inbox; of several with one key the first stays. Raises `ThreadNotFound`."""
-        return self._patiently(lambda: self.store.send(thread, key=key, kind=kind, body=body))
+        sent = self._patiently(lambda: self.store.send(thread, key=key, kind=kind, body=body))
+        self._bells.ring("inbox", thread)
+        return sent
 
     def inbox(self, thread: str, *, after: int = 0, consumed: bool = False) -> list[Message]:
         """Messages that wait, in order of arrival; with *consumed* those already taken too."""
@@ -259,7 +338,9 @@ class Journal:
 
     def admit(self, admission: Admission) -> Admitted:
         """Keep events of another journal in a sealed thread, or say why not; `journal.export` imports files."""
-        return self._patiently(lambda: self.store.admit(admission))
+        admitted = self._patiently(lambda: self.store.admit(admission))
+        self._bells.ring("log", admission.thread)
+        return admitted
 
     def adopt(self, thread: str) -> bool:
         """
@@ -280,10 +361,25 @@ class Journal:
         # The renewer goes last: an append held through an outage must not lose its lease meanwhile.
         self._writer.close()
         self._renewer.close()
+        self._bells.flush(FLUSH_S)
+        if self._hot is not None:
+            self._hot.close(flush_s=FLUSH_S)
+        if self._link is not None:
+            self._link.close()
+        self._bells.close()
         self.store.close()
 
+    def _committed(self, append: Append, result: AppendResult) -> None:
+        if result.outcome in (Outcome.APPENDED, Outcome.DUPLICATE):
+            self._bells.ring("log", append.thread)
+            if self._hot is not None:
+                head = append.expected + len(append.events)
+                self._hot.committed(append.thread, append.expected, head)
+
     def _transact(self, work: Callable[[Any], Append]) -> tuple[Append, AppendResult]:
-        return see_through(self.store, self.sources, work, hold_s=self._hold_s)
+        append, result = see_through(self.store, self.sources, work, hold_s=self._hold_s)
+        self._committed(append, result)
+        return append, result
 
     def _release(self, thread: str, fence: int, seen: int) -> Release:
         return self._patiently(lambda: self.store.release(thread, fence=fence, seen=seen))
@@ -303,3 +399,21 @@ class Journal:
             # The commonest failure is a connection that died while idle: the first retry does not wait.
             time.sleep(pause_s)
             pause_s = min(1.0, max(0.05, pause_s * 2))
+
+
+class _Announced:
+    """A writer whose commits are told, after whoever asked for them has heard."""
+
+    def __init__(self, writer: Writer, committed: Callable[[Append, AppendResult], None]) -> None:
+        self._writer = writer
+        self._committed = committed
+
+    def submit(self, append: Append, settle: Settle) -> None:
+        """Send *append* until its fate is known."""
+
+        def settled(fate: AppendResult | BaseException, sent_s: float) -> None:
+            settle(fate, sent_s)
+            if isinstance(fate, AppendResult):
+                self._committed(append, fate)
+
+        self._writer.submit(append, settled)

@@ -232,7 +232,8 @@ class MemoryStore:
             start = bisect_right(self._feed, (after.xid, after.thread, after.seq))
             places = self._feed[start : start + limit]
             events = tuple(self._threads[thread].events[seq - 1] for _, thread, seq in places)
-        return Page(events, Cursor(*places[-1]) if places else after)
+        cursors = tuple(Cursor(*place) for place in places)
+        return Page(events, cursors[-1] if places else after, cursors)
 
     def send(self, thread: str, *, key: str, kind: str, body: bytes) -> Sent:
         """Put a message into the inbox; of several with one key the first stays. Raises `ThreadNotFound`."""

@@ -276,8 +276,8 @@ class PostgresStore(Admitting):
     def feed(self, after: Cursor, *, limit: int = 1000) -> Page:
         """Events of all threads after *after*, each once, in seq order within a thread, none ever missed."""
         rows = self._ask(sql.FEED, (after.xid, after.thread, after.seq, max(limit, 0)))
-        cursor = Cursor(*rows[-1][:3]) if rows else after
-        return Page(tuple(Event(*row[1:]) for row in rows), cursor)
+        cursors = tuple(Cursor(*row[:3]) for row in rows)
+        return Page(tuple(Event(*row[1:]) for row in rows), cursors[-1] if rows else after, cursors)
 
     def send(self, thread: str, *, key: str, kind: str, body: bytes) -> Sent:
         """Put a message into the inbox; of several with one key the first stays. Raises `ThreadNotFound`."""

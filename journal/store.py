@@ -195,10 +195,11 @@ class Cursor(Struct, frozen=True, order=True):
 
 
 class Page(Struct, frozen=True):
-    """Events of the feed after a cursor, and the cursor to go on from."""
+    """Events of the feed after a cursor, the cursor to go on from, and the place of each event."""
 
     events: tuple[Event, ...]
     cursor: Cursor
+    cursors: tuple[Cursor, ...] = ()
 
 
 class Store(Protocol):

@@ -17,6 +17,7 @@ from ..journal.errors import LeaseLost, RefoldError
 from ..journal.journal import Journal
 from ..journal.store import AppendResult, ThreadState
 from ..journal.tenure import Tenure
+from .bell import Bell
 from .commands import Call, ToolCall
 from .effects import Effects, Limits, World
 from .events import VERSIONS, decode_bytes, encode_body, kind_of
@@ -213,13 +214,14 @@ class LiveHost:
             self._failed(LeaseLost(self._tenure.thread, fence=self._tenure.fence))
 
     async def _poll(self) -> None:
-        while True:
-            await asyncio.sleep(self._limits.poll_s)
-            seen = self._live().mail.seen
-            try:
-                messages = await asyncio.to_thread(self._journal.inbox, self._tenure.thread, after=seen)
-            except RefoldError:
-                # The append will say what is wrong with the store; messages can wait.
-                continue
-            if messages:
-                self._enter(partial(self._live().deliver, messages))
+        with Bell(self._journal, self._tenure.thread) as bell:
+            while True:
+                await bell.wait(self._limits.poll_s)
+                seen = self._live().mail.seen
+                try:
+                    messages = await asyncio.to_thread(self._journal.inbox, self._tenure.thread, after=seen)
+                except RefoldError:
+                    # The append will say what is wrong with the store; messages can wait.
+                    continue
+                if messages:
+                    self._enter(partial(self._live().deliver, messages))

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
 
 from ..journal import codec
 from ..journal.envelope import Event, check_thread_id
-from ..journal.errors import Corrupt, LimitExceeded, UsageError
+from ..journal.errors import LimitExceeded, UsageError
 from ..journal.journal import Journal
 from ..journal.store import Message, Release
 from ..journal.tenure import Tenure
 from . import events as ev
+from .bell import Bell
 from .errors import RunFailed, RunUnfinished
 from .live import LiveHost, World
 from .opening import Opened, begin_run, first_input, take_up_run
@@ -295,10 +297,8 @@ class Runner:
         )
 
     def _read(self, tenure: Tenure) -> tuple[Thread, list[Message]]:
-        events = read_all(self._journal, self._thread, upto=tenure.head)
-        if len(events) != tenure.head:
-            raise Corrupt(self._thread, len(events) + 1, f"the head is {tenure.head}, the log ends before it")
-        return load(self._thread, events), self._journal.inbox(self._thread)
+        thread = self._journal.fold_history(tenure, partial(load, self._thread))
+        return thread, self._journal.inbox(self._thread)
 
     def _chosen(self, status: ThreadStatus, wish: _Wish) -> RunState | None:
         """The run that the wish is about; None for a new one."""
@@ -355,13 +355,15 @@ class Runner:
         """Wait, without a lease, until something has come for the run or its time has."""
         dues = [call.due for call in result.pending if call.due is not None]
         due = min([*dues, *([] if self._wake_at is None else [self._wake_at])], default=None)
-        while not self._stopped and (due is None or self._journal.sources.now_us() < due):
-            pause_s = self._world.limits.poll_s
-            if due is not None:
-                pause_s = min(pause_s, max(0.0, (due - self._journal.sources.now_us()) / 1e6))
-            await asyncio.sleep(pause_s)
-            if await asyncio.to_thread(self._journal.inbox, self._thread, after=self._seen):
-                return
+        with Bell(self._journal, self._thread) as bell:
+            while not self._stopped and (due is None or self._journal.sources.now_us() < due):
+                # Looked for first: what came before the bell was hung has rung nobody.
+                if await asyncio.to_thread(self._journal.inbox, self._thread, after=self._seen):
+                    return
+                pause_s = self._world.limits.poll_s
+                if due is not None:
+                    pause_s = min(pause_s, max(0.0, (due - self._journal.sources.now_us()) / 1e6))
+                await bell.wait(pause_s)
 
 
 def read_all(journal: Journal, thread: str, *, upto: int | None = None) -> list[Event]:

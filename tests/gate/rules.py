@@ -21,6 +21,7 @@ HOMES = {
     "psycopg": "journal/postgres.py",
     "psycopg_pool": "journal/postgres.py",
     "litellm": "agent/litellm_client.py",
+    "redis": "journal/hot.py",
 }
 """What only one module may import."""
 
@@ -75,7 +76,7 @@ def own_modules_are_imported_relatively(module: Module) -> Iterator[str]:
 
 
 def foreign_packages_have_one_home(module: Module) -> Iterator[str]:
-    """psycopg and litellm are each imported by one module."""
+    """psycopg, litellm and redis are each imported by one module."""
     for each in module.imports():
         home = HOMES.get(each.top)
         if home is not None and module.path != home:
