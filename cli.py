@@ -229,8 +229,11 @@ def run(settings: Settings, agent: str, value: str, thread: str, no_wait: bool, 
 @click.option("--accept-divergence", is_flag=True, help="Accept changed requests, and record that.")
 @click.option("--release", is_flag=True, help="Go on with a run that has killed its workers again and again.")
 @no_wait
-def resume(settings: Settings, thread: str, agent: str, no_wait: bool, **options: Any) -> None:
+def resume(
+    settings: Settings, thread: str, agent: str, no_wait: bool, accept_divergence: bool, **options: Any
+) -> None:
     """Go on with THREAD's unfinished run; a run that has ended is only reported."""
+    options["on_divergence"] = "accept" if accept_divergence else "stop"
     perform(settings, agent, thread, lambda runner: runner.resume(wait=not no_wait, **options))
 
 

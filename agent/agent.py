@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from ..journal import codec
 from ..journal.errors import UsageError
 from ..journal.journal import Journal
+from ..replay.divergence import OnDivergence
 from ..replay.events import EventBody
 from ..replay.live import Limits, World
 from ..replay.ports import ModelClient
@@ -152,7 +153,7 @@ class Agent:
         deps: Any = None,
         steal: bool = False,
         wait: bool = True,
-        accept_divergence: bool = False,
+        on_divergence: OnDivergence = "stop",
         release: bool = False,
         observe: Callable[[int, EventBody], None] | None = None,
     ) -> RunResult:
@@ -165,7 +166,7 @@ class Agent:
             deps: Given to tools that ask for it; never recorded.
             steal: Take the thread from a live holder too.
             wait: Wait in this process for approvals, signals and times; else return.
-            accept_divergence: Accept changed requests (never another shape), and record that.
+            on_divergence: "stop" at a changed request, or "accept" it (never another shape) and record that.
             release: Go on with a run that was parked because its workers died again and again.
             observe: Told of each event (seq, body) as it is made.
 
@@ -174,9 +175,7 @@ class Agent:
             ThreadBusy, RunFailed, Divergence: As for `run`.
         """
         runner = self.runner(journal, thread, deps=deps, observe=observe)
-        return await runner.resume(
-            steal=steal, wait=wait, accept_divergence=accept_divergence, release=release
-        )
+        return await runner.resume(steal=steal, wait=wait, on_divergence=on_divergence, release=release)
 
     def run_sync(self, value: Any, **options: Any) -> RunResult:
         """`run`, for code without an event loop; takes the same arguments."""

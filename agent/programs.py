@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..journal.journal import Journal
+from ..replay.divergence import OnDivergence
 from ..replay.events import EventBody
 from ..replay.live import Limits, World
 from ..replay.ports import ModelClient
@@ -88,13 +89,13 @@ async def resume(
     thread: str,
     steal: bool = False,
     wait: bool = True,
-    accept_divergence: bool = False,
+    on_divergence: OnDivergence = "stop",
     release: bool = False,
     **options: Any,
 ) -> RunResult:
     """Go on with the thread's unfinished run of a program; as `Agent.resume`, with the options of `runner`."""
     made = runner(program, journal, thread, **options)
-    return await made.resume(steal=steal, wait=wait, accept_divergence=accept_divergence, release=release)
+    return await made.resume(steal=steal, wait=wait, on_divergence=on_divergence, release=release)
 
 
 def run_sync(program: Program, value: Any = None, **options: Any) -> RunResult:

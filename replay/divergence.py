@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from ..journal.errors import UsageError
 from .commands import Command
 from .differences import Difference
 from .errors import RunError
@@ -16,6 +17,17 @@ How program and log part: another kind of command (or none) at that path, anothe
 other arguments, another request of the same call, another output, a program or run that has ended before,
 another order or attempt, an outcome that no longer fits its type.
 """
+
+
+OnDivergence = Literal["stop", "accept"]
+"""What a resume does about a changed request."""
+
+
+def accepts(on_divergence: OnDivergence) -> bool:
+    """Whether changed requests are accepted. Raises `UsageError` for another word."""
+    if on_divergence not in ("stop", "accept"):
+        raise UsageError(f"on_divergence is 'stop' or 'accept', not {on_divergence!r}")
+    return on_divergence == "accept"
 
 
 class Divergence(RunError):
@@ -98,7 +110,7 @@ class Divergence(RunError):
             )
         return (
             "Run the version of the code that recorded it, or accept the change "
-            "(accept_divergence=True, 'refold resume --accept-divergence')"
+            "(on_divergence='accept', 'refold resume --accept-divergence')"
         )
 
     def _lines(self) -> list[str]:

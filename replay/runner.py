@@ -18,6 +18,7 @@ from ..journal.store import Message, Release
 from ..journal.tenure import Tenure
 from . import events as ev
 from .bell import Bell
+from .divergence import OnDivergence, accepts
 from .errors import RunFailed, RunUnfinished
 from .live import LiveHost, World
 from .opening import Opened, begin_run, first_input, take_up_run
@@ -133,7 +134,7 @@ class Runner:
         *,
         steal: bool = False,
         wait: bool = True,
-        accept_divergence: bool = False,
+        on_divergence: OnDivergence = "stop",
         release: bool = False,
     ) -> RunResult:
         """
@@ -142,7 +143,7 @@ class Runner:
         Args:
             steal: Take the thread from a live holder too.
             wait: Wait in this process for signals and times; else return.
-            accept_divergence: Accept changed requests (never another shape) and record that.
+            on_divergence: "stop" at a changed request, or "accept" it (never another shape) and record that.
             release: Go on with a run that was parked because its workers died again and again.
 
         Raises:
@@ -150,7 +151,7 @@ class Runner:
             UsageError: The thread has no run.
             ThreadBusy, RunFailed, Divergence: As for `run`.
         """
-        wish = _Wish(accept=accept_divergence, release=release)
+        wish = _Wish(accept=accepts(on_divergence), release=release)
         return await self._go(wish, wait=wait, steal=steal, create=False)
 
     def stop(self, reason: str, *, grace_s: float = 10.0) -> None:

@@ -469,7 +469,7 @@ async def test_completed_calls_to_a_vanished_tool_still_replay_once_the_change_i
     with died_at(journal, "t", after_refund) as left:
         with pytest.raises(refold.Divergence, match="seq 3") as caught:
             await later.resume(journal=left, thread="t")
-        result = await later.resume(journal=left, thread="t", accept_divergence=True)
+        result = await later.resume(journal=left, thread="t", on_divergence="accept")
         events = read_all(left, "t")
 
     assert not caught.value.shape
@@ -493,7 +493,7 @@ async def test_a_new_required_parameter_does_not_touch_calls_that_are_complete(j
     again = Shop()
     later = Agent("shop", model=ScriptedModel(SCRIPT), tools=[again.tools[0], stricter, again.tools[2]])
     with died_at(journal, "t", after_refund) as left:
-        result = await later.resume(journal=left, thread="t", accept_divergence=True)
+        result = await later.resume(journal=left, thread="t", on_divergence="accept")
         rebuild.replay(later.program, "t", read_all(left, "t"))
 
     assert result.output == "All done."
@@ -513,12 +513,12 @@ async def test_a_pending_call_to_a_vanished_tool_is_named_and_has_a_way_out(jour
         asked = ScriptedModel(SCRIPT)
         later = Agent("shop", model=asked, tools=[find, mail])
         with died_at(journal, "t", inside_refund) as left:
-            parked = await later.resume(journal=left, thread="t", accept_divergence=True)
+            parked = await later.resume(journal=left, thread="t", on_divergence="accept")
             assert parked.status == "parked"
             assert "refund" in parked.reason
             (doubt,) = parked.pending
             answers.resolve(left, "t", doubt.call, **answer)
-            result = await later.resume(journal=left, thread="t", accept_divergence=True)
+            result = await later.resume(journal=left, thread="t", on_divergence="accept")
             rebuild.replay(later.program, "t", read_all(left, "t"))
 
         assert result.output == "All done."
@@ -542,7 +542,7 @@ async def test_a_changed_model_or_prompt_is_refused_until_it_is_accepted(journal
     with died_at(journal, "t", len(kinds(journal)) - 2) as left:
         with pytest.raises(refold.Divergence):
             await agent(2).resume(journal=left, thread="t")
-        result = await agent(2).resume(journal=left, thread="t", accept_divergence=True)
+        result = await agent(2).resume(journal=left, thread="t", on_divergence="accept")
         assert result.output == "All done."
         rebuild.replay(agent(2).program, "t", read_all(left, "t"))
         with pytest.raises(refold.Divergence):

@@ -133,7 +133,7 @@ async def record_accepted(journal: Journal, thread: str) -> None:
     await refold.run(before, "tea", journal=journal, thread=thread, models=models, wait=False)
     answers.signal(journal, thread, "go", None)
     await refold.resume(
-        corpus.renamed, journal=journal, thread=thread, models=models, accept_divergence=True, wait=False
+        corpus.renamed, journal=journal, thread=thread, models=models, on_divergence="accept", wait=False
     )
 
 

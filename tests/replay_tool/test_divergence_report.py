@@ -144,7 +144,7 @@ def test_a_changed_request_says_what_changed(
     for word in words:
         assert word in text
     assert "thread 't' diverged at seq 3" in text
-    assert "accept_divergence=True" in text
+    assert "on_divergence='accept'" in text
 
 
 async def test_every_recorded_request_is_rebuilt_to_its_fingerprint(journal: Journal) -> None:
@@ -274,7 +274,7 @@ async def test_a_resume_says_the_same_and_is_accepted_on_demand(journal: Journal
             await agent.resume(journal=cut, thread="u")
         assert found.value.changed == ("instructions",)
         assert cut.info("u").head == 5
-        result = await agent.resume(journal=cut, thread="u", accept_divergence=True)
+        result = await agent.resume(journal=cut, thread="u", on_divergence="accept")
         assert result.status == "finished"
         assert replayed(cut, agent.program, "u") is None
 

@@ -179,7 +179,7 @@ async def test_a_fork_of_another_definition_goes_on_once_that_is_accepted(origin
     made = fork(origin, "t", at=12)
     with pytest.raises(refold.Divergence):
         await other.resume(journal=origin, thread=made.thread)
-    result = await other.resume(journal=origin, thread=made.thread, accept_divergence=True)
+    result = await other.resume(journal=origin, thread=made.thread, on_divergence="accept")
     assert result.status == "finished"
     assert script.requests[0]["messages"][0]["content"] == "You refund quickly."
 
