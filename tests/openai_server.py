@@ -22,6 +22,14 @@ A REPLY is an object of any of these:
     hold              a file to wait for before answering (in process also a threading.Event)
     attempts          a list of REPLY: the nth time the same request comes in, by the request log, the last repeats
 
+A request with "stream": true is answered by the same reply as server-sent events, unless `status` or `raw` says
+otherwise. Of a stream, a REPLY may also say:
+
+    chunks            the events themselves, instead of those made of the reply
+    cut_after         drop the connection after so many events
+    end_after         end in good order after so many events, whether or not that is all
+    hold_after        after how many events to `hold` (and to create `entered`), instead of before the answer
+
 Run it alone with `python tests/openai_server.py --script FILE --log FILE`; it prints its base URL and ends
 when its standard input is closed. Each request body is one line of the log, on disk before it is answered.
 """
@@ -78,14 +86,18 @@ class OpenAIServer:
         log: File that gets each request body as one line; kept in memory too.
     """
 
+    root = "/v1"
+
     def __init__(self, script: Script, log: Path | None = None, port: int = 0) -> None:
         self.script = script
         self.requests: list[dict[str, Any]] = [] if log is None else read_log(log)
         self.headers: list[dict[str, str]] = []
+        self.bodies: list[bytes] = []
+        """The same requests as they came in, byte for byte."""
         self._log = log
         self._lock = threading.Lock()
         self._http = _Listener(("127.0.0.1", port), _handler(self))
-        self.base_url = f"http://127.0.0.1:{self._http.server_address[1]}/v1"
+        self.base_url = f"http://127.0.0.1:{self._http.server_address[1]}{self.root}"
         self._thread = threading.Thread(
             target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
         )
@@ -112,9 +124,27 @@ class OpenAIServer:
                     file.write(json.dumps(body) + "\n")
                     file.flush()
                     os.fsync(file.fileno())
-        reply = self.script(body) if callable(self.script) else choose(self.script, body)
+        reply = self.script(body) if callable(self.script) else self.choose(body)
         attempts: list[Reply] = reply.get("attempts", [reply])
         return attempts[min(earlier, len(attempts) - 1)]
+
+    def choose(self, body: dict[str, Any]) -> Reply:
+        """The scripted reply to a conversation."""
+        assert not callable(self.script)
+        return choose(self.script, body)
+
+    def streams(self, path: str, body: dict[str, Any]) -> bool:
+        """Whether the answer is to come in pieces."""
+        return body.get("stream") is True
+
+    def whole(self, reply: Reply, body: dict[str, Any]) -> dict[str, Any]:
+        """The answer in one piece."""
+        return build(reply, body)
+
+    def events(self, reply: Reply, body: dict[str, Any]) -> list[bytes]:
+        """The answer as server-sent events."""
+        chunks = reply["chunks"] if "chunks" in reply else in_chunks(build(reply, body), body)
+        return [*(sse(each) for each in chunks), b"data: [DONE]\n\n"]
 
 
 def choose(script: dict[str, Any], body: dict[str, Any]) -> Reply:
@@ -122,6 +152,8 @@ def choose(script: dict[str, Any], body: dict[str, Any]) -> Reply:
     messages = body.get("messages", [])
     users = [position for position, message in enumerate(messages) if message.get("role") == "user"]
     text = messages[users[-1]].get("content") if users else None
+    if isinstance(text, list):
+        text = "".join(part.get("text", "") for part in text)
     replies, counted = script.get("by_user", {}).get(text), messages[users[-1] :] if users else messages
     if replies is None:
         replies, counted = script.get("replies", []), messages
@@ -170,6 +202,48 @@ def build(reply: Reply, body: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def sse(data: Any, event: str | None = None) -> bytes:
+    """One server-sent event."""
+    name = f"event: {event}\n" if event else ""
+    return f"{name}data: {json.dumps(data)}\n\n".encode()
+
+
+def in_pieces(text: str, size: int = 7) -> list[str]:
+    """A text cut up, as models send it."""
+    return [text[at : at + size] for at in range(0, len(text), size)]
+
+
+def in_chunks(whole: dict[str, Any], body: dict[str, Any]) -> list[dict[str, Any]]:
+    """A chat completion as the chunks of a stream."""
+    choice = whole["choices"][0]
+    message = choice["message"]
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+    rest = {key: value for key, value in message.items() if key not in ("role", "content", "tool_calls")}
+    deltas += [{key: value} for key, value in rest.items()]
+    deltas += [{"content": piece} for piece in in_pieces(message.get("content") or "")]
+    for index, call in enumerate(message.get("tool_calls", [])):
+        function = call["function"]
+        deltas.append(
+            {
+                "tool_calls": [
+                    {**call, "index": index, "function": {"name": function["name"], "arguments": ""}}
+                ]
+            }
+        )
+        pieces = in_pieces(function.get("arguments") or "")
+        deltas += [{"tool_calls": [{"index": index, "function": {"arguments": piece}}]} for piece in pieces]
+    head = {key: value for key, value in whole.items() if key not in ("choices", "usage")}
+    head["object"] = "chat.completion.chunk"
+
+    def chunk(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+        return {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]}
+
+    chunks = [*map(chunk, deltas), chunk({}, choice["finish_reason"])]
+    if whole.get("usage") and (body.get("stream_options") or {}).get("include_usage"):
+        chunks.append({**head, "choices": [], "usage": whole["usage"]})
+    return chunks
+
+
 def _wait(hold: Any) -> None:
     if isinstance(hold, threading.Event):
         hold.wait(HOLD_S_MAX)
@@ -180,20 +254,31 @@ def _wait(hold: Any) -> None:
         waited_s += 0.01
 
 
+def _pause(reply: Reply) -> None:
+    if "entered" in reply:
+        Path(reply["entered"]).touch()
+    if "hold" in reply:
+        _wait(reply["hold"])
+
+
 def _handler(server: OpenAIServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            raw = self.rfile.read(int(self.headers["Content-Length"]))
+            server.bodies.append(raw)
+            body = json.loads(raw)
             reply = server.take(body, dict(self.headers))
-            if "entered" in reply:
-                Path(reply["entered"]).touch()
-            if "hold" in reply:
-                _wait(reply["hold"])
+            streamed = server.streams(self.path, body) and not {"raw", "status"} & reply.keys()
+            if "hold_after" not in reply:
+                _pause(reply)
+            if streamed:
+                self._stream(server.events(reply, body), reply)
+                return
             headers = {
                 "Content-Type": "text/html" if "raw" in reply else "application/json",
                 **reply.get("headers", {}),
             }
-            data = (reply["raw"] if "raw" in reply else json.dumps(build(reply, body))).encode()
+            data = (reply["raw"] if "raw" in reply else json.dumps(server.whole(reply, body))).encode()
             self.send_response_only(reply.get("status", 200))
             for name, value in headers.items():
                 self.send_header(name, value)
@@ -202,6 +287,29 @@ def _handler(server: OpenAIServer) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(data[: reply.get("cut", len(data))])
             if "cut" in reply:
                 self.close_connection = True
+
+        def _stream(self, events: list[bytes], reply: Reply) -> None:
+            # In chunks of HTTP/1.1, or a dropped connection would look like an end in good order.
+            self.protocol_version = "HTTP/1.1"
+            self.close_connection = True
+            self.send_response_only(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Transfer-Encoding", "chunked")
+            self.send_header("Connection", "close")
+            for name, value in reply.get("headers", {}).items():
+                self.send_header(name, value)
+            self.end_headers()
+            cut, end = reply.get("cut_after"), reply.get("end_after")
+            for sent, event in enumerate([*events, None]):
+                if reply.get("hold_after") == sent:
+                    _pause(reply)
+                if cut == sent:
+                    return
+                if event is None or end == sent:
+                    break
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
+                self.wfile.flush()
+            self.wfile.write(b"0\r\n\r\n")
 
         def log_message(self, *args: Any) -> None:
             pass
