@@ -176,6 +176,7 @@ class ThreadInfo(Struct, frozen=True, kw_only=True):
     updated_at: int
     inbox_waiting: int
     sealed: bool = False
+    """Imported and not adopted: nobody can acquire it."""
     holder_name: str = ""
     """What the holder calls itself; see `journal.holder`."""
 
@@ -183,7 +184,6 @@ class ThreadInfo(Struct, frozen=True, kw_only=True):
     def held(self) -> bool:
         """Whether a worker that may be alive holds the thread: its lease has not run out, and it is not known dead."""
         return (self.lease_remaining_s or 0.0) > 0 and not is_dead(self.holder_name)
-    """Imported and not adopted: nobody can acquire it."""
 
 
 class Cursor(Struct, frozen=True, order=True):
