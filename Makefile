@@ -2,6 +2,7 @@
 #   make demo                    the demonstration; MODEL=name runs it with a live model
 #   make test lint types         the gate of every change; ARGS='-k lease -x' goes to pytest
 #   make wheel-test              the built distribution in an empty environment
+#   make bench bench-quick       the benchmark: everybody, some minutes a round; or refold against the raw floor
 #   make fuzz                    the property tests and the crash-fuzz levels, long and random; results in tests/out
 
 SHELL := /bin/bash
@@ -24,7 +25,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 QUICK := not slow and not system and not wheel
 DEMO_EXTRAS := embedded$(if $(MODEL),-models)
 
-.PHONY: help demo dev test test-quick wheel-test lint format types fuzz clean
+.PHONY: help demo dev test test-quick wheel-test lint format types fuzz bench bench-quick clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -57,6 +58,12 @@ types: $(STAMPS)/dev
 fuzz: $(STAMPS)/dev
 	REFOLD_HYPOTHESIS=search $(BIN)/pytest -m hypothesis $(ARGS)
 	$(BIN)/pytest --long -m fuzz -o faulthandler_timeout=1200 $(ARGS)
+
+bench: $(STAMPS)/embedded
+	$(BIN)/python bench/run.py $(ARGS)
+
+bench-quick: $(STAMPS)/embedded
+	$(BIN)/python bench/run.py --quick $(ARGS)
 
 clean:
 	rm -rf .venv .venv-* build dist refold.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
