@@ -262,21 +262,24 @@ def _ask(line: Any, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
 @contextlib.contextmanager
 def _limited(line: Any, budget_s: float) -> Iterator[None]:
     # A time-out of the socket bounds each piece of an answer; a trickle of pieces would have no end.
-    timer = threading.Timer(budget_s, _cut, (line,))
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        _cut(line)
+
+    timer = threading.Timer(budget_s, end)
     timer.daemon = True
     timer.start()
-    late = False
     try:
         yield
-    except CacheFailed as error:
-        late = not error.refused and timer.finished.is_set()
-        if not late:
+    except Exception:
+        if not late.is_set():
             raise
     finally:
-        late = late or timer.finished.is_set()
         timer.cancel()
         timer.join()
-    if late:
+    if late.is_set():
         raise CacheFailed(f"its answer took more than {budget_s:g} s")
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -121,8 +122,10 @@ class RedisProcess:
 class SlowProxy:
     """Forwards TCP to *port*, each piece of an answer *delay_s* late; `cut` breaks what is under way."""
 
-    def __init__(self, port: int, delay_s: float = 0.0) -> None:
+    def __init__(self, port: int, delay_s: float = 0.0, *, tls: ssl.SSLContext | None = None) -> None:
         self.delay_s = delay_s
+        self.accepted = 0
+        self._tls = tls
         self._upstream = port
         self._lock = threading.Lock()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -156,7 +159,14 @@ class SlowProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            server = socket.create_connection(("127.0.0.1", self._upstream))
+            self.accepted += 1
+            try:
+                if self._tls is not None:
+                    client = self._tls.wrap_socket(client, server_side=True)
+                server = socket.create_connection(("127.0.0.1", self._upstream))
+            except OSError:
+                client.close()
+                continue
             with self._lock:
                 self._pairs.append((client, server))
             threading.Thread(target=self._pump, args=(client, server, False), daemon=True).start()
