@@ -120,13 +120,19 @@ class RedisProcess:
 
 
 class SlowProxy:
-    """Forwards TCP to *port*, each piece of an answer *delay_s* late; `cut` breaks what is under way."""
+    """
+    Forwards TCP to a port or a socket's path, each piece of an answer *delay_s* late, and counts the answers' bytes;
+    `cut` breaks what is under way.
+    """
 
-    def __init__(self, port: int, delay_s: float = 0.0, *, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, upstream: int | str, delay_s: float = 0.0, *, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.delay_s = delay_s
         self.accepted = 0
+        self.answered_bytes = 0
         self._tls = tls
-        self._upstream = port
+        self._upstream = upstream
         self._lock = threading.Lock()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._closing = threading.Event()
@@ -163,7 +169,7 @@ class SlowProxy:
             try:
                 if self._tls is not None:
                     client = self._tls.wrap_socket(client, server_side=True)
-                server = socket.create_connection(("127.0.0.1", self._upstream))
+                server = self._connect()
             except OSError:
                 client.close()
                 continue
@@ -172,11 +178,20 @@ class SlowProxy:
             threading.Thread(target=self._pump, args=(client, server, False), daemon=True).start()
             threading.Thread(target=self._pump, args=(server, client, True), daemon=True).start()
 
+    def _connect(self) -> socket.socket:
+        if isinstance(self._upstream, int):
+            return socket.create_connection(("127.0.0.1", self._upstream))
+        server = socket.socket(socket.AF_UNIX)
+        server.connect(self._upstream)
+        return server
+
     def _pump(self, source: socket.socket, target: socket.socket, late: bool) -> None:
         try:
             while data := source.recv(1 << 16):
                 if late and self.delay_s:
                     self._closing.wait(self.delay_s)
+                if late:
+                    self.answered_bytes += len(data)
                 target.sendall(data)
         except OSError:
             pass
