@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from ..journal import codec
@@ -12,7 +13,7 @@ from ..journal.journal import Journal
 from ..replay.divergence import OnDivergence
 from ..replay.events import EventBody
 from ..replay.live import Limits, World
-from ..replay.ports import ModelClient
+from ..replay.ports import Delta, ModelClient
 from ..replay.program import CONCURRENCY_DEFAULT, Program, digest_text
 from ..replay.recording import Policy
 from ..replay.requests import Messages
@@ -21,6 +22,7 @@ from ..replay.runner import Runner, RunResult
 from .context import ToolContext
 from .conversation import fold_prior, tell
 from .loop import LoopSpec, run_loop
+from .streaming import StreamEvent, follow, in_thread
 from .tools import Tool, toolbox
 
 MAX_STEPS_DEFAULT = 50
@@ -177,6 +179,51 @@ class Agent:
         runner = self.runner(journal, thread, deps=deps, observe=observe)
         return await runner.resume(steal=steal, wait=wait, on_divergence=on_divergence, release=release)
 
+    async def stream(
+        self,
+        value: Any,
+        *,
+        journal: Journal,
+        thread: str,
+        key: str | None = None,
+        deps: Any = None,
+        supersede: bool = False,
+        wait: bool = True,
+    ) -> AsyncGenerator[StreamEvent, None]:
+        """
+        `run`, told as it happens: deltas of the model's text and calls, tools, and at last `RunEnded` with the result.
+
+        Of a run that this very call began before a crash, what the log holds is told first, with `replayed=True`.
+        The run does not wait for its viewer. A viewer that goes away (break, close, cancel) is a caller that is
+        cancelled: what has finished is recorded, and the same call goes on with the run.
+
+        Args:
+            value: The input: a text, or chat-completions content parts.
+            journal: Where the thread lives.
+            thread: Thread id.
+            key: Names the run: the same key resumes or returns that run, finished or not.
+            deps: Given to tools that ask for it; never recorded.
+            supersede: Close an unfinished run with another input instead of refusing.
+            wait: Wait in this process for approvals, signals and times; else end.
+
+        Raises:
+            RunUnfinished, ThreadBusy, RunFailed, Divergence: As for `run`, after the events that led to it.
+        """
+
+        def begin(
+            observe: Callable[[int, EventBody], None], show: Callable[[str, Delta], None]
+        ) -> Coroutine[Any, Any, RunResult]:
+            runner = self.runner(journal, thread, deps=deps, observe=observe, show=show)
+            return runner.run(value, key=key, supersede=supersede, wait=wait)
+
+        async with contextlib.aclosing(follow(journal, thread, begin)) as events:
+            async for event in events:
+                yield event
+
+    def stream_sync(self, value: Any, **options: Any) -> Iterator[StreamEvent]:
+        """`stream`, for code without an event loop; takes the same arguments."""
+        return in_thread(lambda: self.stream(value, **options))
+
     def run_sync(self, value: Any, **options: Any) -> RunResult:
         """`run`, for code without an event loop; takes the same arguments."""
         return run_blocking(self.run(value, **options))
@@ -192,9 +239,10 @@ class Agent:
         *,
         deps: Any = None,
         observe: Callable[[int, EventBody], None] | None = None,
+        show: Callable[[str, Delta], None] | None = None,
     ) -> Runner:
         """What runs this agent on one thread; its `stop` leaves in good order."""
-        world = World(models=self.client, make_context=ToolContext, deps=deps, limits=self._limits)
+        world = World(models=self.client, make_context=ToolContext, deps=deps, limits=self._limits, show=show)
         return Runner(self.program, journal, thread, world, policy=self._policy, observe=observe)
 
     def having(self, *, model: ModelClient, tools: Iterable[Tool[..., Any]]) -> Agent:

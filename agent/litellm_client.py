@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import copy
 import functools
 import importlib.util
@@ -11,26 +12,27 @@ import math
 import os
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..journal.errors import MissingExtra, UsageError
 from ..replay.errors import ModelError
-from ..replay.ports import ModelReply
+from ..replay.ports import Delta, ModelReply
 from .model_failures import read_failure
 from .model_replies import malformed, read_response
 from .own_loop import OwnLoop
 from .secrets import Scrubber
+from .stream_reading import StreamReading
 
 TIMEOUT_S_DEFAULT = 600.0
 
-_FIXED: dict[str, Any] = {"num_retries": 0, "max_retries": 0, "stream": False}
-"""Retries are the engine's, which records them; streams are not asked for."""
+_FIXED: dict[str, Any] = {"num_retries": 0, "max_retries": 0}
+"""Retries are the engine's, which records them."""
 
 
 class LitellmClient:
     """
-    Calls models through litellm: one HTTP request for each `respond`, nothing retried, nothing printed.
+    Calls models through litellm: one HTTP request for each `respond` or `stream`, nothing retried, nothing printed.
 
     Keys are taken from *defaults* or from the environment, as litellm does, and never enter a reply or an error.
 
@@ -63,6 +65,34 @@ class LitellmClient:
             ModelError: The call failed; its kind says whether asking again can help.
             MissingExtra: litellm is not installed.
         """
+        parameters = {**self._parameters(request), "stream": False}
+        parameters.pop("stream_options", None)
+        return await _loop.run(_ask(parameters, Scrubber(parameters)))
+
+    async def stream(self, request: Mapping[str, Any], show: Callable[[Delta], None]) -> ModelReply:
+        """
+        Ask once, and tell of the response while it comes in.
+
+        Args:
+            request: As for `respond`.
+            show: Told of each piece, on the caller's event loop, before this returns; a piece is provisional.
+
+        Raises:
+            ModelError: The call failed, or the stream ended before the model had finished.
+            MissingExtra: litellm is not installed.
+        """
+        parameters = {**self._parameters(request), "stream": True}
+        parameters["stream_options"] = {**(parameters.get("stream_options") or {}), "include_usage": True}
+        scrub, caller = Scrubber(parameters), asyncio.get_running_loop()
+
+        def tell(delta: Delta) -> None:
+            # A caller whose loop is gone is told nothing more.
+            with contextlib.suppress(RuntimeError):
+                caller.call_soon_threadsafe(show, delta)
+
+        return await _loop.run(_ask(parameters, scrub, tell))
+
+    def _parameters(self, request: Mapping[str, Any]) -> dict[str, Any]:
         parameters = {**self._defaults, **request, **_FIXED}
         # litellm edits what it is given.
         parameters["messages"] = copy.deepcopy(list(request.get("messages", ())))
@@ -70,8 +100,7 @@ class LitellmClient:
         if not parameters.get("tools"):
             parameters.pop("tools", None)
             parameters.pop("tool_choice", None)
-        scrub = Scrubber(parameters)
-        return await _loop.run(_ask(parameters, scrub))
+        return parameters
 
     def __repr__(self) -> str:
         return f"LitellmClient({', '.join(sorted(self._defaults))})"
@@ -102,13 +131,16 @@ class _Quiet:
 _quiet = _Quiet()
 
 
-async def _ask(parameters: dict[str, Any], scrub: Scrubber) -> ModelReply:
+async def _ask(
+    parameters: dict[str, Any], scrub: Scrubber, show: Callable[[Delta], None] | None = None
+) -> ModelReply:
     _quiet.apply()
     litellm = load_litellm()
     timeout_s: float = parameters["timeout"]
     try:
         async with asyncio.timeout(timeout_s):
             response = await litellm.acompletion(**parameters)
+            dump, cost_usd = await _received(response, show)
     except TimeoutError:
         raise ModelError(f"no answer within {timeout_s:g} s", kind="timeout", error_type="Timeout") from None
     except Exception as error:  # noqa: BLE001 - whatever litellm raises is the outcome of this call
@@ -117,11 +149,17 @@ async def _ask(parameters: dict[str, Any], scrub: Scrubber) -> ModelReply:
         # Exit handlers run last in, first out, and litellm adds its own as it goes: ours must close connections first.
         atexit.unregister(_loop.close)
         atexit.register(_loop.close)
+    return read_response(scrub.value(dump), cost_usd)
+
+
+async def _received(response: Any, show: Callable[[Delta], None] | None) -> tuple[dict[str, Any], Any]:
+    """A response as plain values, streamed or not, and what it cost in dollars."""
+    if show is not None and hasattr(response, "completion_stream"):
+        return await StreamReading(response, show).read()
     dump = getattr(response, "model_dump", None)
     if dump is None:
         raise malformed(f"litellm gave {type(response).__name__}")
-    cost_usd = getattr(response, "_hidden_params", {}).get("response_cost")
-    return read_response(scrub.value(dump()), cost_usd)
+    return dump(), getattr(response, "_hidden_params", {}).get("response_cost")
 
 
 def _timeout_s(asked: Any, limit_s: float) -> float:

@@ -59,6 +59,9 @@ def read_failure(error: BaseException, scrub: Scrubber) -> ModelError:
     """The recorded form of *error*, which litellm raised."""
     if isinstance(error, ModelError):
         return error
+    # What broke a stream is wrapped as if another model should be asked, which is ours to decide.
+    if "MidStreamFallbackError" in _class_names(error):
+        error = getattr(error, "original_exception", None) or error
     headers = _headers(error)
     status = _status(error, headers)
     kind = _kind(error, status, headers)

@@ -7,6 +7,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -21,7 +22,7 @@ from .errors import ModelError, ToolError
 from .events import decode_bytes
 from .inbox import Resolution, encode_message, resolution_key
 from .outcomes import Reconciled, ToolRaised, Unknown
-from .ports import MakeContext, ModelClient, ToolContext
+from .ports import Delta, MakeContext, ModelClient, StreamingClient, ToolContext
 from .recording import Completion, late_resolution, unrecorded_resolution
 
 STOP_GRACE_S = 1.0
@@ -59,12 +60,22 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class World(Struct, frozen=True, kw_only=True):
-    """What a live run acts with: a model client, how tool contexts are made, what tools are given, its times."""
+    """
+    What a live run acts with.
+
+    Args:
+        models: The model client.
+        make_context: How tool contexts are made.
+        deps: What tools are given.
+        limits: Times kept to.
+        show: Told of the pieces of each response while it comes in, by call id, if the client can stream.
+    """
 
     models: ModelClient | None = None
     make_context: MakeContext
     deps: Any = None
     limits: Limits = Limits()
+    show: Callable[[str, Delta], None] | None = None
 
 
 class _Gate:
@@ -206,7 +217,7 @@ class Effects:
         try:
             async with limit:
                 if isinstance(call.command, ModelCall):
-                    return Completion(value=await self._ask_model(call.command))
+                    return Completion(value=await self._ask_model(call.id, call.command))
                 assert isinstance(call.command, StepCall)
                 return Completion(value=await _run_step(call.command))
         except TimeoutError as error:
@@ -223,14 +234,15 @@ class Effects:
         except Exception as error:  # noqa: BLE001 - whatever it raises is its outcome
             return Completion(error=error)
 
-    async def _ask_model(self, command: ModelCall) -> Any:
+    async def _ask_model(self, call_id: str, command: ModelCall) -> Any:
         models = self._world.models
         if models is None:
             raise ModelError("this run was started without a model client", kind="bad_request")
-        params = command.request.params
-        return await models.respond(
-            {**params.values, **params.secret, "messages": command.request.messages()}
-        )
+        params, show = command.request.params, self._world.show
+        request = {**params.values, **params.secret, "messages": command.request.messages()}
+        if show is None or not isinstance(models, StreamingClient):
+            return await models.respond(request)
+        return await models.stream(request, partial(show, call_id))
 
     # Tools
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -51,6 +51,33 @@ class ModelClient(Protocol):
 
         Raises:
             ModelError: The call failed; its kind says whether asking again can help.
+        """
+
+
+class Delta(Struct, frozen=True, omit_defaults=True, gc=False):
+    """
+    A piece of a response on its way: text, thought, or a part of a tool call. Provisional, and never recorded.
+
+    `position` counts the response's tool calls from 0; `name` comes once, `arguments` in pieces of JSON text.
+    """
+
+    text: str = ""
+    thought: str = ""
+    position: int | None = None
+    name: str = ""
+    arguments: str = ""
+
+
+@runtime_checkable
+class StreamingClient(ModelClient, Protocol):
+    """A model client that can also tell of a response while it comes in."""
+
+    async def stream(self, request: Mapping[str, Any], show: Callable[[Delta], None]) -> ModelReply:
+        """
+        `respond`, with each piece told to *show* on the caller's event loop before this returns.
+
+        Raises:
+            ModelError: As `respond`; also for a stream that ended before the model had finished.
         """
 
 

@@ -40,7 +40,7 @@ class GeminiServer(OpenAIServer):
             for call in reply.get("calls", [])
         ]
         usage = {"promptTokenCount": 10, "candidatesTokenCount": 5, "totalTokenCount": 15}
-        return {
+        whole = {
             "candidates": [
                 {
                     "content": {"parts": parts, "role": "model"},
@@ -53,6 +53,7 @@ class GeminiServer(OpenAIServer):
             "responseId": f"response-{_turn(body)}",
             **reply.get("response", {}),
         }
+        return {name: value for name, value in whole.items() if value is not None}
 
     def events(self, reply: Reply, body: dict[str, Any]) -> list[bytes]:
         """The response part by part; the last piece says why it ends and what was used."""
@@ -71,7 +72,8 @@ class GeminiServer(OpenAIServer):
             "content": {"parts": [{"text": ""}], "role": "model"},
             "finishReason": candidate["finishReason"],
         }
-        found.append({**head, "candidates": [{**end, "index": 0}], "usageMetadata": whole["usageMetadata"]})
+        usage = {"usageMetadata": whole["usageMetadata"]} if "usageMetadata" in whole else {}
+        found.append({**head, "candidates": [{**end, "index": 0}], **usage})
         return [sse(each) for each in found]
 
 
