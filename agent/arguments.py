@@ -43,7 +43,7 @@ def parse_arguments(raw: Any) -> dict[str, Any] | BadArguments:
     if text in ("", "null"):
         return {}
     try:
-        value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
+        value = _decode(text)
     except json.JSONDecodeError as error:
         return _bad(_syntax(text, error))
     except _NotJson as error:
@@ -65,7 +65,7 @@ def _checked(value: dict[Any, Any]) -> dict[str, Any] | BadArguments:
     if not all(isinstance(key, str) for key in value):
         return _bad("a name in them is not text")
     try:
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        _encode(value).encode()
     except UnicodeEncodeError:
         return _bad("a text in them holds half of a surrogate pair, which is not valid Unicode")
     except RecursionError:
@@ -86,6 +86,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _constant(name: str) -> NoReturn:
     raise _NotJson(f"they hold {name}, which is not JSON")
+
+
+# Made once: the module's own functions make a new one for each call that is out of the ordinary.
+_decode = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant).decode
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def _syntax(text: str, error: json.JSONDecodeError) -> str:

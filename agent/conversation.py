@@ -74,12 +74,12 @@ def _read_call(raw: Any, position: int, call_id: str, seen: set[str]) -> tuple[C
     identity = unique or f"call_{call_id.replace('/', '_').replace('.', '_')}_{position + 1}"
     arguments = parse_arguments(function.get("arguments"))
     text = function.get("arguments")
-    if (
-        not isinstance(text, str)
-        or not text.strip()
-        or text.strip() == "null"
-        or isinstance(arguments, BadArguments)
-    ):
+    sound = (
+        isinstance(text, str) and text.strip() not in ("", "null") and not isinstance(arguments, BadArguments)
+    )
+    if sound and unique and name == function.get("name") and source.get("type") is not None:
+        return CallRequest(unique, name, arguments), source
+    if not sound:
         plain = {} if isinstance(arguments, BadArguments) else arguments
         text = codec.encode(plain, what="arguments").decode()
     mended = {**source, "id": identity, "function": {**function, "name": name, "arguments": text}}

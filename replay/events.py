@@ -333,11 +333,12 @@ RUN_ENDS = (RunFinished, RunFailed, RunCancelled)
 _decode = msgspec.json.Decoder(EventBody).decode
 
 
+_KINDS: dict[type, str] = {cls: str(cls.__struct_config__.tag) for cls in EventBody.__args__}
+
+
 def kind_of(body: EventBody) -> str:
     """The kind name of a body."""
-    tag = body.__struct_config__.tag
-    assert isinstance(tag, str)
-    return tag
+    return _KINDS[type(body)]
 
 
 def encode_body(body: EventBody) -> bytes:

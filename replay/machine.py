@@ -116,17 +116,23 @@ class Machine:
 
     def _pump(self) -> list[Call]:
         self._asked = []
-        with _no_event_loop():
-            try:
-                while self._ready:
-                    branch, value, error = self._ready.popleft()
-                    self._current = branch
-                    self._step(branch, value, error)
-            finally:
-                self._current = None
+        if asyncio._get_running_loop() is None:
+            self._step_all()
+        else:
+            with _no_event_loop():
+                self._step_all()
         if self._broken is not None:
             raise self._broken
         return self._asked
+
+    def _step_all(self) -> None:
+        try:
+            while self._ready:
+                branch, value, error = self._ready.popleft()
+                self._current = branch
+                self._step(branch, value, error)
+        finally:
+            self._current = None
 
     def _step(self, branch: Branch, value: Any, error: BaseException | None) -> None:
         try:

@@ -122,7 +122,11 @@ class ThreadStatus(Struct):
 
     def run(self, run_id: str) -> RunState | None:
         """The run of that id."""
-        return next((r for r in self.runs if r.run == run_id), None)
+        # Nearly always the newest.
+        for run in reversed(self.runs):
+            if run.run == run_id:
+                return run
+        return None
 
     def open_call(self, call_id: str) -> OpenCall | None:
         """The open call of that id, in whichever run."""
@@ -138,6 +142,11 @@ class ThreadStatus(Struct):
         self.head = seq
         self.last_at = body.at
         open_run = self.unfinished
+        if type(body) in _OUTCOMES:
+            self._apply_to_run(seq, body)
+            if open_run is not None:
+                open_run.last_seq = seq
+            return
         match body:
             case ev.ThreadCreated():
                 self.uid = body.uid
@@ -188,7 +197,14 @@ def fold(thread: str, events: Iterable[Event], *, lenient: bool = False) -> Thre
     return status
 
 
+_OUTCOMES = frozenset({ev.ModelResponded, ev.ToolReturned, ev.StepRecorded})
+"""The commonest events of all, which need not be held against every other kind first."""
+
+
 def _apply(thread: ThreadStatus, run: RunState, seq: int, body: ev.EventBody) -> None:
+    if type(body) in _OUTCOMES:
+        _apply_outcome(thread, run, body)
+        return
     calls = run.open
     match body:
         case ev.RunResumed():

@@ -265,7 +265,8 @@ def bare_batches(dsn: str, batch: int, total: int = 6000) -> float:
     """Events a second of a loop that inserts *batch* rows of 700 bytes with one statement and one commit."""
     raw, body = Raw(dsn), b"x" * 700
     raw.insert(body)
-    insert = "insert into raw (thread, seq, body) select %s, u.seq, u.body from unnest(%b::int8[], %b::bytea[]) u(seq, body)"
+    rows = "unnest(%b::int8[], %b::bytea[]) u(seq, body)"
+    insert = f"insert into raw (thread, seq, body) select %s, u.seq, u.body from {rows}"
 
     def go() -> None:
         for _ in range(max(1, total // batch)):
