@@ -9,7 +9,7 @@ from refold.journal.envelope import Event
 from refold.replay.simulated_thread import Lane
 from refold.replay.simulation import Deed, Simulation
 
-MEMORY = 400_000
+MEMORY = 60_000
 """How many logs and prefixes of logs a check remembers, so as not to look at one twice."""
 ALTERING = frozenset({"refuses", "fails", "raises", "cancel"})
 """Faults after which a run rightly comes to another outcome."""

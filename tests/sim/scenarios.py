@@ -7,13 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec import Raw, Struct
-from refold import ModelError, ModelReply, Run, StepError, ToolError, program
-from refold.agent.conversation import fold_prior
-from refold.agent.loop import LoopSpec, run_loop
+from refold import Agent, ModelError, ModelReply, Run, StepError, ToolError, program, tool
+from refold.agent.tools import Tool
 from refold.replay.inbox import Approval, Content, Signal
 from refold.replay.outcomes import DidNotHappen, Happened
 from refold.replay.ports import InDoubt, Usage
-from refold.replay.program import Program
 from refold.replay.recording import Policy
 from refold.replay.simulation import Scenario
 from refold.replay.status import OpenCall
@@ -85,9 +83,9 @@ class Answers:
         return ModelReply({"role": "assistant", **message}, finish_reason="stop", usage=Usage(10, 5))
 
 
-async def tried(run: Run, tool: SimTool, **args: Any) -> Any:
+async def tried(run: Run, called: SimTool, **args: Any) -> Any:
     try:
-        return await run.tool(tool, **args)
+        return await run.tool(called, **args)
     except ToolError as error:
         return f"{error.error_type}, effect {error.effect}"
 
@@ -146,29 +144,45 @@ def support(messages: list[dict[str, Any]], asked: int) -> dict[str, Any]:
     return {"content": f"done after {len(messages)} messages"}
 
 
-def _agent(name: str, tools: list[SimTool]) -> Program:
-    spec = LoopSpec(
-        name=name,
-        params={"model": "m"},
-        tools={each.name: each for each in tools},
-        instructions="Be brief.",
-        history=None,
-        max_steps=10,
-    )
+class Immediate(Tool[..., Any], frozen=True, eq=False, kw_only=True):
+    """A tool of an agent that is called here and now, without a thread or a loop."""
 
-    async def loop(run: Run, value: Any) -> Any:
-        return await run_loop(spec, run, value)
-
-    return Program(loop, name=name, definition={"model": "m"}, fold_prior=fold_prior)
+    async def call(self, args: Mapping[str, Any], context: Any) -> Any:
+        return self.function(**self.signature.convert(args))
 
 
-AGENT = Scenario(
-    name="agent",
-    program=_agent("support", [pay, look, ship]),
-    value="tea for me",
-    models=Answers(support),
-    reply=go,
+def _immediate(function: Callable[..., Any], **flags: Any) -> Immediate:
+    made = tool(**flags)(function)
+    return Immediate(**{field: getattr(made, field) for field in made.__struct_fields__})
+
+
+def _pay(amount: int) -> dict[str, int]:
+    """Pay."""
+    return {"paid": amount}
+
+
+def _look(key: str) -> dict[str, str]:
+    """Look up."""
+    return {"saw": key}
+
+
+def _ship(to: str) -> dict[str, str]:
+    """Ship."""
+    return {"shipped": to}
+
+
+_support = Agent(
+    "support",
+    model=Answers(support),
+    tools=[
+        _immediate(_pay, name="pay", timeout_s=5.0),
+        _immediate(_look, name="look", idempotent=True, retries=1, timeout_s=5.0),
+        _immediate(_ship, name="ship", timeout_s=5.0),
+    ],
+    instructions="Be brief.",
 )
+
+AGENT = Scenario(name="agent", program=_support.program, value="tea for me", models=_support.client, reply=go)
 
 
 # A model that answers otherwise each time it is asked: what is done must have its cause in the log
@@ -328,5 +342,6 @@ STUBBORN = Scenario(
 STEADY = (ERRAND, AGENT, DOUBTS, WAITS, STUBBORN)
 """Scenarios whose runs mean the same whatever the order of what is done side by side."""
 STEADY_NAMES = frozenset(scenario.name for scenario in STEADY)
+ENDS_IN_FAILURE = frozenset({"stubborn"})
 RESTLESS = (FICKLE, SHARED, TOLD)
 ALL = {scenario.name: scenario for scenario in (*STEADY, *RESTLESS)}
