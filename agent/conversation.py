@@ -70,7 +70,7 @@ def _read_call(raw: Any, position: int, call_id: str, seen: set[str]) -> tuple[C
     name = function.get("name")
     name = name if isinstance(name, str) and name else "unnamed"
     given = source.get("id")
-    unique = given if isinstance(given, str) and given and given not in seen else None
+    unique = given if isinstance(given, str) and given and given not in seen and _is_text(given) else None
     identity = unique or f"call_{call_id.replace('/', '_').replace('.', '_')}_{position + 1}"
     arguments = parse_arguments(function.get("arguments"))
     text = function.get("arguments")
@@ -87,6 +87,14 @@ def _read_call(raw: Any, position: int, call_id: str, seen: set[str]) -> tuple[C
     if mended["type"] is None:
         mended["type"] = "function"
     return CallRequest(identity, name, arguments), mended
+
+
+def _is_text(given: str) -> bool:
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def user_item(value: Any, run_id: str) -> Item:

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -217,9 +217,9 @@ class Effects:
         try:
             async with limit:
                 if isinstance(call.command, ModelCall):
-                    return Completion(value=await self._ask_model(call.id, call.command))
+                    return Completion(value=await _contained(self._ask_model(call.id, call.command)))
                 assert isinstance(call.command, StepCall)
-                return Completion(value=await _run_step(call.command))
+                return Completion(value=await _contained(_run_step(call.command)))
         except TimeoutError as error:
             return Completion(
                 error=_overdue(call, timeout_s) if limit.expired() else error, timed_out=limit.expired()
@@ -440,9 +440,38 @@ def _overdue(call: Call, timeout_s: float) -> Exception:
     return TimeoutError(text)
 
 
+async def _contained(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run *work* as a task of its own: whatever it raises or cancels is its outcome and nobody else's."""
+
+    async def run() -> tuple[Any, BaseException | None]:
+        try:
+            return await work, None
+        except BaseException as error:  # noqa: BLE001 - an exit or a cancellation of its own making too
+            return None, error
+
+    value, error = await asyncio.ensure_future(run())
+    if error is None:
+        return value
+    if _cancelled_from_outside() or (isinstance(error, Exception) and not isinstance(error, StopIteration)):
+        raise error
+    raise ToolRaised(error) from error
+
+
 async def _run_step(command: StepCall) -> Any:
     args, kwargs = codec.decode(command.args)
     if inspect.iscoroutinefunction(command.function):
         return await command.function(*args, **kwargs)
-    result = await asyncio.to_thread(command.function, *args, **kwargs)
+
+    def call() -> tuple[Any, BaseException | None]:
+        # Neither a StopIteration nor an exit may pass through the thread's future.
+        try:
+            return command.function(*args, **kwargs), None
+        except BaseException as error:  # noqa: BLE001 - as above
+            return None, error
+
+    result, error = await asyncio.to_thread(call)
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        raise error
+    if error is not None:
+        raise ToolRaised(error) from error
     return await result if inspect.isawaitable(result) else result

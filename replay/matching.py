@@ -13,7 +13,7 @@ from . import events as ev
 from .commands import Call, Phase, ToolCall, WaitFor
 from .events import Failure
 from .holds import Holds
-from .inbox import INPUT, Approval, Cancel, Resolution, Signal, decode_message, resolution_event
+from .inbox import CANCEL, INPUT, Approval, Cancel, Resolution, Signal, decode_message, resolution_event
 from .interpreter import Interpreter
 
 
@@ -49,6 +49,14 @@ class Mailbox:
     def inputs_wait(self) -> bool:
         """Whether inputs for further runs have come."""
         return any(message.kind == INPUT for message in self.waiting)
+
+    def cancellation(self, interpreter: Interpreter, *, at: int) -> tuple[ev.CancelRequested, int] | None:
+        """A wish to end the run, and its inbox id; other messages are left alone."""
+        for message in self.waiting:
+            found = match(message, interpreter, at=at) if message.kind == CANCEL else None
+            if found is not None and isinstance(found.event, ev.CancelRequested):
+                return found.event, message.id
+        return None
 
     def take(self, interpreter: Interpreter, *, at: int) -> Match | None:
         """The first message that something can be done with now, taken out; None if there is none."""

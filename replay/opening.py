@@ -158,7 +158,7 @@ def take_up_run(
     session = Session(interpreter, host, head=thread.head, last_at=thread.status.last_at, policy=policy)
     lost = run.lost_tenures
     if run.poisoned and not release:
-        return Opened(session, session.rest)
+        return Opened(session, lambda: session.rest(messages))
     if lost >= policy.idle_tenures_max and not release:
         reason = (
             f"its last {lost} workers died without recording any outcome; find out why, "

@@ -244,7 +244,7 @@ def _model_outcome(call: Call, command: ModelCall, done: Completion, at: int, po
             response = encode_reply(reply)
             codec.check_size(response, what="a model response", limit=RESULT_BYTES_MAX)
         except (UnsupportedValue, LimitExceeded) as refused:
-            error = ModelError(str(refused), kind="malformed", error_type=type(refused).__name__)
+            error = ModelError(str(refused), kind="bad_request", error_type=type(refused).__name__)
         else:
             return ev.ModelResponded(
                 at=at,

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from ..journal import codec
 from ..journal.envelope import Event, check_thread_id
-from ..journal.errors import LimitExceeded, UsageError
+from ..journal.errors import LimitExceeded, ThreadBusy, UsageError
 from ..journal.journal import Journal
 from ..journal.store import Message, Release
 from ..journal.tenure import Tenure
@@ -101,7 +101,7 @@ class Runner:
         self._stopped = False
         self._wake_at: int | None = None
         """When the last session wanted to be taken up again."""
-        self._seen = 0
+        self._seen = self._left_at = 0
         """Newest inbox id that the last session knew of."""
 
     async def run(
@@ -161,8 +161,16 @@ class Runner:
             self._host.stop(reason, grace_s)
 
     async def _go(self, wish: _Wish, *, wait: bool, steal: bool = False, create: bool = True) -> RunResult:
+        result: RunResult | None = None
         while True:
-            tenure = await self._acquire(steal, create)
+            try:
+                tenure = await self._acquire(steal, create)
+            except ThreadBusy:
+                if result is None:
+                    raise
+                # Somebody else has taken the run up meanwhile; it is theirs until they leave it.
+                await asyncio.sleep(self._world.limits.poll_s)
+                continue
             try:
                 result = await self._tenure(tenure, wish)
             except GeneratorExit:
@@ -227,7 +235,7 @@ class Runner:
             run = thread.status.current
             assert run is not None
             session = opened.session
-            self._seen = session.mail.seen
+            self._seen, self._left_at = session.mail.seen, tenure.head
             self._wake_at = None if session.end is None else session.end.wake_at
             if mine:
                 wish = _Wish(run_id=run.run)
@@ -352,6 +360,12 @@ class Runner:
         while tenure.release(seen) is Release.INBOX_PENDING:
             seen = max((message.id for message in self._journal.inbox(self._thread)), default=seen)
 
+    def _moved(self) -> bool:
+        """Whether a message waits that was not seen, or another holder has written since this one left."""
+        if self._journal.inbox(self._thread, after=self._seen):
+            return True
+        return self._journal.info(self._thread).head != self._left_at
+
     async def _news(self, result: RunResult) -> None:
         """Wait, without a lease, until something has come for the run or its time has."""
         dues = [call.due for call in result.pending if call.due is not None]
@@ -359,7 +373,7 @@ class Runner:
         with Bell(self._journal, self._thread) as bell:
             while not self._stopped and (due is None or self._journal.sources.now_us() < due):
                 # Looked for first: what came before the bell was hung has rung nobody.
-                if await asyncio.to_thread(self._journal.inbox, self._thread, after=self._seen):
+                if await asyncio.to_thread(self._moved):
                     return
                 pause_s = self._world.limits.poll_s
                 if due is not None:

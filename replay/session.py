@@ -96,12 +96,9 @@ class Session:
         self._gate = Gate(host, self._outbox)
         self._base = head
         self._deferred: list[Callable[[], object]] = []
-        """Inputs that came while a transactional tool had the log for itself."""
         self._refused: list[Call] = []
         self._unmatched = False
-        """Something has begun to wait since the messages at hand were last looked through."""
         self._looked_up: set[str] = set()
-        """Calls whose reconciler has answered in this tenure."""
         self._stopping: str | None = None
         self._grace_until: int | None = None
         self._alarm_at: int | None = None
@@ -157,10 +154,15 @@ class Session:
                 self._settle_doubt(call)
         self._go_on()
 
-    def rest(self) -> None:
-        """Leave the run as it is; nothing is written."""
+    def rest(self, messages: Sequence[Message]) -> None:
+        """Leave the run as it is, whatever has come for it, unless somebody wants it cancelled."""
         self.interpreter.tenure_over()
-        self.end = End(status="parked")
+        self.mail.remember(messages)
+        if (wish := self.mail.cancellation(self.interpreter, at=self._at())) is None:
+            self.end = End(status="parked")
+        else:
+            self._cancel(*wish)
+            self._go_on()
 
     def park(self, reason: str) -> None:
         """Stop the run before it does anything, until somebody releases it."""

@@ -84,7 +84,9 @@ async def test_a_timed_out_unsafe_call_parks_and_a_resolution_finishes_it(journa
     check(pays, journal)
 
 
-async def test_a_resolution_that_is_not_of_the_tools_type_is_a_failure_that_did_happen(journal: Journal) -> None:
+async def test_a_resolution_that_is_not_of_the_tools_type_is_a_failure_that_did_happen(
+    journal: Journal,
+) -> None:
     @tool(timeout_s=0.01)
     async def counts() -> int:
         """Counts."""

@@ -9,9 +9,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from fault_proxy import Cut, FaultProxy
-
 import refold
+from fault_proxy import Cut, FaultProxy
 from refold import Journal, Run, ToolContext, ToolDefinitionError, ToolError, program, tool
 from refold.replay import rebuild
 from refold.replay.runner import read_all
@@ -56,7 +55,9 @@ def ledger(dsn: str) -> list[int]:
         return sorted(row[0] for row in connection.execute("select amount from ledger"))
 
 
-async def test_effect_and_result_commit_together_and_a_failure_leaves_neither(journal: Journal, pg_dsn: str) -> None:
+async def test_effect_and_result_commit_together_and_a_failure_leaves_neither(
+    journal: Journal, pg_dsn: str
+) -> None:
     result = await refold.run(books, [1, 2, -3], journal=journal, thread="t")
 
     assert result.output == [1, 2, ["ValueError", "none"], "x"]
