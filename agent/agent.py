@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+from msgspec import structs
 
 from ..journal import codec
 from ..journal.errors import UsageError
@@ -19,13 +21,16 @@ from ..replay.recording import Policy
 from ..replay.requests import Messages
 from ..replay.run import Run
 from ..replay.runner import Runner, RunResult
+from .budget import Budget, read_budget
 from .context import ToolContext
 from .conversation import fold_prior, tell
 from .loop import LoopSpec, run_loop
+from .output import read_output
 from .streaming import StreamEvent, follow, in_thread
 from .tools import Tool, toolbox
 
 MAX_STEPS_DEFAULT = 50
+OUTPUT_RETRIES_DEFAULT = 2
 
 T = TypeVar("T")
 
@@ -36,12 +41,16 @@ class Agent:
 
     Args:
         name: What the log knows it by; a thread is resumed only by the agent of that name.
-        model: A litellm model name, or a `ModelClient`.
+        model: A litellm model name, or several to be asked in this order when one fails for good, or a `ModelClient`.
         tools: Functions decorated with `@tool`.
         instructions: System text, or a function of `Run` that makes it (today's date is `run.now()`).
         params: Further parameters of each request (temperature, max_tokens, api_base ...).
         history: May trim the conversation before each request; a pure function of it.
         max_steps: How often one run may ask the model.
+        max_cost: Dollars that one run may spend on responses before it is ended (no request is cut short).
+        max_tokens: Tokens in and out that one run may use before it is ended; of one response, say it in *params*.
+        output: The type of the result (msgspec struct, dataclass, pydantic model or TypedDict); text by default.
+        output_retries: How often a model is told that its answer does not fit that type, before the run fails.
         concurrency: How many tools of one run may be running at once.
         policy: How failures are retried.
         limits: Times kept to.
@@ -54,23 +63,26 @@ class Agent:
         self,
         name: str,
         *,
-        model: str | ModelClient,
+        model: str | Sequence[str] | ModelClient,
         tools: Iterable[Tool[..., Any]] = (),
         instructions: str | Callable[[Run], str] | None = None,
         params: Mapping[str, Any] | None = None,
         history: Callable[[Messages], Messages] | None = None,
         max_steps: int = MAX_STEPS_DEFAULT,
+        max_cost: float | None = None,
+        max_tokens: int | None = None,
+        output: Any = None,
+        output_retries: int = OUTPUT_RETRIES_DEFAULT,
         concurrency: int = CONCURRENCY_DEFAULT,
         policy: Policy | None = None,
         limits: Limits | None = None,
     ) -> None:
-        if not name or not isinstance(name, str):
-            raise UsageError(f"an agent's name is a text that is not empty, not {name!r}")
-        if max_steps < 1:
-            raise UsageError(f"max_steps is at least 1, not {max_steps}")
+        _check(name, max_steps)
         self.name = name
         self.tools = toolbox(tools)
-        self._client = None if isinstance(model, str) else model
+        self._output = None if output is None else read_output(output)
+        names = _model_names(model)
+        self._client = None if names else cast("ModelClient", model)
         self._policy = policy or Policy()
         self._limits = limits or Limits()
         self._parts: dict[str, Any] = {
@@ -78,21 +90,31 @@ class Agent:
             "instructions": instructions,
             "history": history,
             "max_steps": max_steps,
+            "max_cost": max_cost,
+            "max_tokens": max_tokens,
+            "output": output,
+            "output_retries": output_retries,
             "concurrency": concurrency,
             "policy": policy,
             "limits": limits,
         }
-        asked = {"model": model if isinstance(model, str) else getattr(model, "name", type(model).__name__)}
-        self.model_name = str(asked["model"])
+        names = names or (str(getattr(model, "name", type(model).__name__)),)
+        self.model_name = ", ".join(names)
+        asked: dict[str, Any] = {}
         if self.tools:
             asked["tools"] = [each.schema() for each in self.tools.values()]
+        if self._output is not None:
+            asked["response_format"] = self._output.response_format()
         spec = LoopSpec(
             name=name,
-            params={**(params or {}), **asked},
+            params=tuple({**(params or {}), "model": each, **asked} for each in names),
             tools=self.tools,
             instructions=instructions,
             history=history,
             max_steps=max_steps,
+            budget=read_budget(max_cost, max_tokens),
+            output=self._output,
+            output_retries=output_retries,
         )
 
         async def loop(run: Run, value: Any) -> Any:
@@ -101,7 +123,7 @@ class Agent:
         self.program = Program(
             loop,
             name=name,
-            definition=_definition(spec, asked, params or {}),
+            definition=_definition(spec, self.model_name, params or {}),
             concurrency=concurrency,
             fold_prior=fold_prior,
             tell=tell,
@@ -145,7 +167,7 @@ class Agent:
             Divergence: This agent no longer fits the unfinished run's log.
         """
         runner = self.runner(journal, thread, deps=deps, observe=observe)
-        return await runner.run(value, key=key, supersede=supersede, wait=wait)
+        return self._typed(await runner.run(value, key=key, supersede=supersede, wait=wait))
 
     async def resume(
         self,
@@ -177,7 +199,8 @@ class Agent:
             ThreadBusy, RunFailed, Divergence: As for `run`.
         """
         runner = self.runner(journal, thread, deps=deps, observe=observe)
-        return await runner.resume(steal=steal, wait=wait, on_divergence=on_divergence, release=release)
+        result = await runner.resume(steal=steal, wait=wait, on_divergence=on_divergence, release=release)
+        return self._typed(result)
 
     async def stream(
         self,
@@ -210,11 +233,11 @@ class Agent:
             RunUnfinished, ThreadBusy, RunFailed, Divergence: As for `run`, after the events that led to it.
         """
 
-        def begin(
+        async def begin(
             observe: Callable[[int, EventBody], None], show: Callable[[str, Delta], None]
-        ) -> Coroutine[Any, Any, RunResult]:
+        ) -> RunResult:
             runner = self.runner(journal, thread, deps=deps, observe=observe, show=show)
-            return runner.run(value, key=key, supersede=supersede, wait=wait)
+            return self._typed(await runner.run(value, key=key, supersede=supersede, wait=wait))
 
         async with contextlib.aclosing(follow(journal, thread, begin)) as events:
             async for event in events:
@@ -258,6 +281,12 @@ class Agent:
             self._client = LitellmClient()
         return self._client
 
+    def _typed(self, result: RunResult) -> RunResult:
+        """*result* with its output in the type asked for, as it is for every reader of the log."""
+        if self._output is None or result.status != "finished":
+            return result
+        return structs.replace(result, output=self._output.restore(result.output))
+
     def __repr__(self) -> str:
         return f"Agent({self.name!r}, {len(self.tools)} tools)"
 
@@ -277,16 +306,40 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
     raise UsageError("an event loop is running in this thread: await the method without '_sync' instead")
 
 
-def _definition(spec: LoopSpec, asked: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, str]:
+def _check(name: Any, max_steps: int) -> None:
+    if not name or not isinstance(name, str):
+        raise UsageError(f"an agent's name is a text that is not empty, not {name!r}")
+    if max_steps < 1:
+        raise UsageError(f"max_steps is at least 1, not {max_steps}")
+
+
+def _model_names(model: str | Sequence[str] | ModelClient) -> tuple[str, ...]:
+    """The models asked by name, in their order; none where a client is given."""
+    if isinstance(model, str):
+        return (model,)
+    if not isinstance(model, Sequence):
+        return ()
+    names: tuple[Any, ...] = tuple(model)
+    if not names or not all(isinstance(each, str) and each for each in names) or len(set(names)) < len(names):
+        raise UsageError(f"model is a name, a list of different names, or a client, not {model!r}")
+    return names
+
+
+def _definition(spec: LoopSpec, model: str, params: Mapping[str, Any]) -> dict[str, str]:
     """A digest for each part of an agent, so that a divergence can say which part changed."""
     instructions = spec.instructions
     text = instructions if isinstance(instructions, str) else getattr(instructions, "__qualname__", "")
     parts = {
-        "model": digest_text(str(asked["model"])),
+        "model": digest_text(model),
         "instructions": digest_text(text),
         "params": digest_text(codec.encode(dict(params), what="params").decode()),
         "max_steps": str(spec.max_steps),
     }
+    if spec.budget != Budget():
+        parts["budget"] = f"{spec.budget.max_cost_micro} {spec.budget.max_tokens}"
+    if spec.output is not None:
+        schema = codec.encode(spec.output.schema, what="schema of the output").decode()
+        parts["output"] = digest_text(f"{spec.output_retries} {schema}")
     for name, each in spec.tools.items():
         parts[f"tool:{name}"] = digest_text(
             codec.encode(each.schema(), what=f"schema of tool {name!r}").decode()

@@ -171,6 +171,8 @@ class _Fold(Struct):
     params_digest: bytes | None = None
     told: set[str] = field(default_factory=set)
     """Calls that a later run's requests have told as interrupted."""
+    answered: str | None = None
+    """The run whose newest reply asked for no calls."""
 
     def apply(self, body: ev.EventBody) -> None:
         match body:
@@ -194,7 +196,11 @@ class _Fold(Struct):
         first = body.request.parts[0] if body.request.parts else None
         if body.request.base in (None, "prior") and isinstance(first, NewItem):
             self.preamble = _system(first)
+        # A reply that asked for nothing ends a run; one that is followed by another was sent back, with a note.
+        if self.answered == body.call.rpartition("/")[0] and (note := _note(body.request.parts)):
+            self.entries.append(note)
         reply = read_reply(Response(body.call, body.response, body.usage))
+        self.answered = None if reply.calls else body.call.rpartition("/")[0]
         self.entries.append(reply.item)
         run, _, path = body.call.rpartition("/")
         for position, call in enumerate(reply.calls, 1):
@@ -238,6 +244,14 @@ def _system(first: NewItem) -> Messages:
     if first.message and codec.decode(first.message).get("role") in ("system", "developer"):
         messages.add_item(Item(bytes(first.message)))
     return messages
+
+
+def _note(parts: list[tuple[int, int] | NewItem]) -> Item | None:
+    """The literal message of a user that a request ends with, if it does."""
+    last = parts[-1] if parts else None
+    if not isinstance(last, NewItem) or not last.message:
+        return None
+    return Item(bytes(last.message)) if codec.decode(last.message).get("role") == "user" else None
 
 
 def fold_prior(bodies: Iterable[ev.EventBody]) -> Prior:

@@ -8,43 +8,92 @@ from typing import Any
 from msgspec import Raw, Struct
 
 from ..journal import codec
-from ..replay.errors import ToolError
+from ..replay.errors import ModelError, ToolError
 from ..replay.ports import InDoubt, ToolSpec
 from ..replay.requests import Item, Messages, Params
+from ..replay.response import Response
 from ..replay.run import Run
 from .arguments import BadArguments
+from .budget import Budget, Spent
 from .conversation import CallRequest, error_text, read_reply, result_item, result_text, user_item
+from .output import BadOutput, Output
 from .tools import Tool
 
 
 class LoopSpec(Struct, frozen=True, kw_only=True):
-    """What the loop needs to know of its agent."""
+    """
+    What the loop needs to know of its agent.
+
+    `params` holds the parameters for each of its models, in the order in which they are asked.
+    """
 
     name: str
-    params: Mapping[str, Any]
+    params: tuple[Mapping[str, Any], ...]
     tools: Mapping[str, Tool[..., Any]]
     instructions: str | Callable[[Run], str] | None
     history: Callable[[Messages], Messages] | None
     max_steps: int
+    budget: Budget = Budget()
+    output: Output | None = None
+    output_retries: int = 0
 
 
 async def run_loop(spec: LoopSpec, run: Run, value: Any) -> Any:
     """Ask the model, call the tools it wants, tell it the results, until it wants none."""
-    params = Params(spec.params)
+    models = _Models(spec)
     preamble = _preamble(spec, run)
     conversation = run.prior.messages.copy()
     conversation.add_item(user_item(value, run.run_id))
+    spent, misfits = Spent(spec.name, spec.budget), 0
     for _ in range(spec.max_steps):
+        spent.check()
         history = spec.history(conversation) if spec.history else conversation
-        response = await run.model(messages=preamble + history, params=params)
+        response = await models.ask(run, preamble + history)
+        spent.add(response)
         reply = read_reply(response)
         conversation.add_item(reply.item)
         if not reply.calls:
-            return response.text
+            if spec.output is None:
+                return response.text
+            try:
+                return spec.output.read(response.text)
+            except ValueError as error:
+                misfits += 1
+                if misfits > spec.output_retries:
+                    raise BadOutput(
+                        f"agent {spec.name!r} gave no {spec.output.name} in {misfits} answers; of the last one: {error}"
+                    ) from None
+                conversation.add(misfit(spec.output.name, str(error)))
+                continue
         answers = await run.gather(*(_answer(spec, run, call) for call in reply.calls))
         for call, (call_id, text) in zip(reply.calls, answers, strict=True):
             conversation.add_item(result_item(call.id, call_id, text))
     raise StepLimit(f"agent {spec.name!r} asked the model {spec.max_steps} times without coming to an end")
+
+
+def misfit(name: str, why: str) -> dict[str, Any]:
+    """The message that tells a model that its answer is not of the type asked for."""
+    text = f"This is not the {name} that was asked for: {why}. Answer again, with nothing but the JSON."
+    return {"role": "user", "content": text}
+
+
+class _Models:
+    """The models of a run, in their order: one that has failed for good is not asked again."""
+
+    def __init__(self, spec: LoopSpec) -> None:
+        self._waiting = [Params(each) for each in spec.params]
+
+    async def ask(self, run: Run, messages: Messages) -> Response:
+        """The response of the first model that gives one. Raises the last one's `ModelError`."""
+        while True:
+            try:
+                response: Response = await run.model(messages=messages, params=self._waiting[0])
+            except ModelError:
+                if len(self._waiting) == 1:
+                    raise
+                del self._waiting[0]
+            else:
+                return response
 
 
 class _Missing:

@@ -196,16 +196,25 @@ def _annotated_text(hint: Any) -> str | None:
     return found
 
 
-def _schema(hint: Any, tool: str, parameter: str, definitions: dict[str, Any]) -> dict[str, Any]:
+def components(hint: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """
+    The JSON Schema of a type, and the definitions that it refers to.
+
+    Raises:
+        TypeError, NotImplementedError, RecursionError: It has none.
+    """
     schema: dict[str, Any]
+    (schema,), found = msgspec.json.schema_components([hint], schema_hook=_schema_custom, ref_template=_REF)
+    msgspec.json.Decoder(hint, dec_hook=_decode_custom)
+    schema = _hoist(schema, found)
+    for name, definition in list(found.items()):
+        found[name] = _hoist(definition, found)
+    return schema, found
+
+
+def _schema(hint: Any, tool: str, parameter: str, definitions: dict[str, Any]) -> dict[str, Any]:
     try:
-        (schema,), found = msgspec.json.schema_components(
-            [hint], schema_hook=_schema_custom, ref_template=_REF
-        )
-        msgspec.json.Decoder(hint, dec_hook=_decode_custom)
-        schema = _hoist(schema, found)
-        for name, definition in list(found.items()):
-            found[name] = _hoist(definition, found)
+        schema, found = components(hint)
     except (TypeError, NotImplementedError, RecursionError) as error:
         reason = str(error).splitlines()[-1] if str(error) else type(error).__name__
         raise ToolDefinitionError(

@@ -1,0 +1,102 @@
+"""Limits on what one run may use, kept by what is recorded: the same live and on replay."""
+
+from __future__ import annotations
+
+import math
+
+from msgspec import Struct
+
+from ..journal.errors import UsageError
+from ..replay.response import Response
+
+
+class BudgetSpent(Exception):
+    """The run has used what it may; everything it did is recorded, and the thread can go on with another run."""
+
+
+class Budget(Struct, frozen=True):
+    """
+    What one run may use; None for no limit.
+
+    Args:
+        max_cost_micro: Millionths of a dollar, over all responses.
+        max_tokens: Tokens in and out, over all responses.
+    """
+
+    max_cost_micro: int | None = None
+    max_tokens: int | None = None
+
+
+def read_budget(max_cost: float | None, max_tokens: int | None) -> Budget:
+    """
+    The budget of these limits.
+
+    Raises:
+        UsageError: One is no limit.
+    """
+    if max_cost is not None and not (_is_number(max_cost) and 0 < max_cost < math.inf):
+        raise UsageError(f"max_cost is a number of dollars over 0, not {max_cost!r}")
+    if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
+        raise UsageError(f"max_tokens is at least 1, not {max_tokens!r}")
+    return Budget(None if max_cost is None else round(max_cost * 1_000_000), max_tokens)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+class Spent:
+    """What a run has used so far."""
+
+    def __init__(self, agent: str, budget: Budget) -> None:
+        self._agent = agent
+        self._budget = budget
+        self._tokens = 0
+        self._cost_micro = 0
+        self._without_usage = self._without_cost = ""
+        """Models that did not say."""
+
+    def add(self, response: Response) -> None:
+        """Count a response."""
+        usage = response.usage
+        if usage.input_tokens is None or usage.output_tokens is None:
+            self._without_usage = response.model or "the model"
+        if usage.cost_micro is None:
+            self._without_cost = response.model or "the model"
+        self._tokens += (usage.input_tokens or 0) + (usage.output_tokens or 0)
+        self._cost_micro += usage.cost_micro or 0
+
+    def check(self) -> None:
+        """
+        Before the model is asked again.
+
+        Raises:
+            BudgetSpent: A limit is reached, or cannot be kept because an amount is unknown.
+        """
+        budget = self._budget
+        if budget.max_tokens is not None:
+            if self._without_usage:
+                self._unknown("max_tokens", self._without_usage, "how many tokens it used")
+            if self._tokens >= budget.max_tokens:
+                raise BudgetSpent(
+                    f"agent {self._agent!r} has used {self._tokens} tokens in this run, "
+                    f"max_tokens is {budget.max_tokens}"
+                )
+        if budget.max_cost_micro is not None:
+            if self._without_cost:
+                self._unknown("max_cost", self._without_cost, "what it cost")
+            if self._cost_micro >= budget.max_cost_micro:
+                raise BudgetSpent(
+                    f"agent {self._agent!r} has spent {_dollars(self._cost_micro)} in this run, "
+                    f"max_cost is {_dollars(budget.max_cost_micro)}"
+                )
+
+    def _unknown(self, limit: str, model: str, what: str) -> None:
+        raise BudgetSpent(
+            f"agent {self._agent!r}: {limit} cannot be kept, for a response of {model!r} does not say {what}; "
+            "leave the limit out, or use a model whose usage and price are known"
+        )
+
+
+def _dollars(micro: int) -> str:
+    return f"${micro / 1_000_000:.6f}"
