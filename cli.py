@@ -33,6 +33,7 @@ T = TypeVar("T")
 
 EVENTS_SHOWN = 200
 THREADS_SHOWN = 50
+THREADS_FOLLOWED = 1000
 
 
 class Shown(Protocol):
@@ -192,9 +193,11 @@ def init(settings: Settings) -> None:
 def doctor(settings: Settings) -> None:
     """Check this machine, the server and the schema; changes nothing. Exit code 3 if the journal cannot be used."""
     from .journal import checkup
+    from .journal.redis_checkup import check_redis
 
     checks = checkup.check_surroundings()
     checks += checkup.check_journal(lambda: settings.journal(install=False, unsafe=True))
+    checks += check_redis()
     for check in checks:
         put(settings, check)
     if any(check.grade == "fail" for check in checks):
@@ -378,6 +381,55 @@ def show(
     put_rows(rows)
     if begin and first is None and not settings.json:
         note(f"{begin} earlier events: --last N or --from SEQ shows more")
+
+
+@command("tail order-17", "tail order-17 --from 40 --json", "tail --all --json --from 7812.3.order-17")
+@click.argument("thread", required=False)
+@click.option("--all", "whole", is_flag=True, help="All threads instead of one.")
+@click.option(
+    "--from",
+    "start",
+    metavar="SEQ|CURSOR",
+    help="First seq; with --all go on after this cursor, as --json tells it.",
+)
+def tail(settings: Settings, thread: str | None, whole: bool, start: str | None) -> None:
+    """
+    Follow THREAD, or all: the events that are there, then those that come, each once and in order; Ctrl-C ends it.
+
+    New events show within half a second, and at once with a Redis. Those of all threads come when every older
+    transaction of the server that writes has ended.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    from .journal.tail import Tail, cursor_text, read_cursor, read_seq
+    from .replay.timeline import Timeline, line, record
+
+    if (thread is None) is not whole:
+        raise UsageError("say one of THREAD and --all")
+    after = None if start is None else read_cursor(start) if whole else read_seq(start) - 1
+    timelines: dict[str, Timeline] = {}
+
+    def follow(following: Tail) -> None:
+        for event in following:
+            if settings.json:
+                put_json({**record(event), "cursor": cursor_text(following.cursor)})
+                continue
+            # Of a thread that has not been heard of for long, only the names of open calls are forgotten.
+            if len(timelines) > THREADS_FOLLOWED:
+                timelines.clear()
+            told = line(timelines.setdefault(event.thread, Timeline()).row(event))
+            put_lines([f"{visible(event.thread)}  {told}" if whole else told])
+
+    # In a thread of its own, so that Ctrl-C cannot fall into the midst of a query.
+    with settings.journal() as journal, ThreadPoolExecutor(1) as beside:
+        if thread is not None:
+            journal.info(thread)
+        with journal.tail(thread, after=after) as following:
+            shown = beside.submit(follow, following)
+            with contextlib.suppress(KeyboardInterrupt):
+                shown.result()
+            following.close()
+            shown.result()
 
 
 @command("state order-17", "state order-17 --at 12")

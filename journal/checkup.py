@@ -21,6 +21,7 @@ Grade = Literal["ok", "warn", "fail"]
 ROUND_TRIPS = 20
 ROUND_TRIP_SLOW_S = 0.02
 CLOCK_APART_S = 1.0
+HELD_BACK_S = 10.0
 
 _PARTS = (
     ("models", "litellm", "calling models by name"),
@@ -38,8 +39,20 @@ select coalesce(string_agg(p.proname::text, ', ' order by p.proname)
                 filter (where not has_function_privilege(p.oid, 'EXECUTE')), '')
   from pg_catalog.pg_proc p
   join pg_catalog.pg_namespace n on n.oid = p.pronamespace and n.nspname = 'refold'
- where p.proname in ('create', 'acquire', 'renew', 'release', 'append', 'append_batch', 'append_many',
+ where p.proname in ('create', 'acquire', 'renew', 'release', 'append', 'append_pair', 'append_batch', 'append_many',
                      'read', 'feed', 'send', 'messages', 'list')
+"""
+_HOLDING_BACK = """
+select concat('process ', pid, ' of role ', usename, ' in database ', datname, ' ', application_name),
+       extract(epoch from clock_timestamp() - xact_start)::float8
+  from pg_stat_activity
+ where backend_xid is not null and pid <> pg_backend_pid()
+ union all
+select concat('prepared transaction ', gid, ' of role ', owner, ' in database ', database),
+       extract(epoch from clock_timestamp() - prepared)::float8
+  from pg_prepared_xacts
+ order by 2 desc nulls last
+ limit 3
 """
 _CLOCK = "select extract(epoch from clock_timestamp())::float8"
 _NOTHING = "select 1"
@@ -86,7 +99,7 @@ def check_journal(open_journal: Callable[[], Journal]) -> list[Check]:
                 return [Check("server", "ok", "a journal in memory, gone with its process")]
             return check_store(journal.store, sources=journal.sources)
     except MissingExtra as error:
-        return [Check("server", "fail", "no server was named", str(error))]
+        return [Check("server", "fail", "a part is missing", str(error))]
     except StoreError as error:
         what, _, remedy = str(error).partition("; ")
         return [Check("server", "fail", what, remedy)]
@@ -161,6 +174,8 @@ def check_store(store: PostgresStore, *, sources: Sources = SYSTEM) -> list[Chec
         *_server(server),
         *_settings(store, server),
         *_schema(store, server),
+        _pooler(store),
+        _feed(store),
         _round_trip(store, sources),
         _clock(store, sources),
     ]
@@ -216,6 +231,26 @@ def _schema(store: PostgresStore, server: install.Server) -> list[Check]:
     else:
         checks.append(Check("rights", "ok", f"role {server.role!r} may run, resume and send"))
     return checks
+
+
+def _pooler(store: PostgresStore) -> Check:
+    # The store has looked, on each connection: a pooler answers with a process id of its own.
+    found = (
+        "none is seen"
+        if store._prepare
+        else "one stands between: nothing is prepared, nothing needs a session"
+    )
+    return Check("pooler", "ok", found)
+
+
+def _feed(store: PostgresStore) -> Check:
+    """Transactions that have written and not ended: what followers of all threads wait for."""
+    old = [(who, age_s) for who, age_s in store._ask(_HOLDING_BACK, ()) if (age_s or 0.0) > HELD_BACK_S]
+    if not old:
+        return Check("feed", "ok", "nothing holds it back that this role may see")
+    found = ", ".join(f"{who} for {age_s:.0f} s" for who, age_s in old)
+    why = "'refold tail --all' shows nothing newer until they end: end them; appends do not wait"
+    return Check("feed", "warn", f"held back by {found}", why)
 
 
 def _round_trip(store: PostgresStore, sources: Sources) -> Check:

@@ -31,7 +31,7 @@ _DIGEST_BYTES = 16
 
 
 class _Row(Struct, frozen=True, array_like=True, gc=False):
-    id: bytes
+    id: UUID
     kind: str
     version: int
     fence: int
@@ -48,7 +48,7 @@ class _Content(Struct, frozen=True, array_like=True):
     rows: list[_Row]
 
 
-_encoder = msgspec.msgpack.Encoder()
+_encoder = msgspec.msgpack.Encoder(uuid_format="bytes")
 _decoder = msgspec.msgpack.Decoder(_Content)
 
 
@@ -87,7 +87,7 @@ def encode(identity: str, number: int, events: Sequence[Event]) -> bytes | None:
     if sum(len(event.body) for event in events) > CHUNK_BYTES_MAX:
         return None
     rows = [
-        _Row(each.id.bytes, each.kind, each.version, each.fence, each.recorded_at, each.hash, each.body)
+        _Row(each.id, each.kind, each.version, each.fence, each.recorded_at, each.hash, each.body)
         for each in events
     ]
     whole = _encoder.encode(_Content(FORMAT, identity, events[0].thread, number, rows))
@@ -113,7 +113,7 @@ def decode(value: bytes | None, identity: str, thread: str, number: int) -> list
             Event(
                 thread,
                 seq,
-                UUID(bytes=row.id),
+                row.id,
                 row.kind,
                 row.version,
                 row.fence,

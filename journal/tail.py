@@ -148,3 +148,30 @@ class Tail:
             self._ready.extend(zip(page.events, page.cursors, strict=True))
         if self._ready:
             self._read_upto = self._ready[-1][1]
+
+
+def cursor_text(cursor: int | Cursor) -> str:
+    """A cursor as one word, for people and other programs to keep."""
+    return f"{cursor.xid}.{cursor.seq}.{cursor.thread}" if isinstance(cursor, Cursor) else str(cursor)
+
+
+def read_cursor(text: str) -> Cursor:
+    """What `cursor_text` made. Raises `UsageError`."""
+    xid, _, rest = text.partition(".")
+    seq, _, thread = rest.partition(".")
+    if not (_is_number(xid) and _is_number(seq)):
+        raise UsageError(
+            f"a cursor is XID.SEQ.THREAD, as 'refold tail --all --json' tells it, not {text[:80]!r}"
+        )
+    return Cursor(int(xid), thread, int(seq))
+
+
+def read_seq(text: str) -> int:
+    """A seq from 1 on. Raises `UsageError`."""
+    if not _is_number(text) or int(text) < 1:
+        raise UsageError(f"a seq is a number from 1 on, not {text[:80]!r}")
+    return int(text)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 18
