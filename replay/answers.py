@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from msgspec import Raw, Struct
 
 from ..journal import codec
-from ..journal.errors import UsageError
+from ..journal.errors import UnsupportedValue, UsageError
 from ..journal.journal import Journal
 from ..journal.store import Message, ThreadInfo
 from . import events as ev
@@ -120,7 +120,7 @@ def resolve(
         by: Who says so.
 
     Raises:
-        UsageError: None or several of the three were said.
+        UsageError: None or several of the three were said, or *result* is no JSON text as bytes.
         ThreadNotFound: No such thread.
         NotPending: The call is not in doubt, another attempt of it is, or it was answered differently.
     """
@@ -136,7 +136,7 @@ def resolve(
         call=call,
         attempt=attempt,
         outcome="did_not_happen" if did_not_happen else "returned" if failed is None else "failed",
-        result=ev.NULL if result is None else Raw(result),
+        result=_value(result, "result"),
         error=None if failed is None else ev.Failure("ToolError", codec.clean_text(failed)),
         effect=effect or "none",
         by=codec.clean_text(by),
@@ -199,13 +199,12 @@ def signal(
     Raises:
         ThreadNotFound: No such thread.
         NotPending: The thread has no unfinished run.
+        UsageError: *value* is no JSON text as bytes.
     """
     info, status = _look(journal, thread)
     if status.unfinished is None:
         raise NotPending(f"thread {thread!r} has no unfinished run that could take the signal {name!r}")
-    content = Signal(
-        name=codec.clean_text(name), value=ev.NULL if value is None else Raw(value), by=codec.clean_text(by)
-    )
+    content = Signal(name=codec.clean_text(name), value=_value(value, "value"), by=codec.clean_text(by))
     return _send(journal, info, f"{SIGNAL}/{_unique(journal, key)}", content)
 
 
@@ -222,10 +221,13 @@ def submit(journal: Journal, thread: str, value: bytes, *, key: str | None = Non
 
     Raises:
         ThreadNotFound: No such thread.
+        UsageError: *value* is no JSON text as bytes.
     """
     info = journal.info(thread)
     message_key = f"{INPUT}/{_unique(journal, key)}"
-    return _send(journal, info, message_key, Input(input=Raw(value), key=key, by=codec.clean_text(by)))
+    return _send(
+        journal, info, message_key, Input(input=_value(value, "value"), key=key, by=codec.clean_text(by))
+    )
 
 
 def cancel(journal: Journal, thread: str, *, reason: str = "", by: str = "") -> Given:
@@ -242,6 +244,21 @@ def cancel(journal: Journal, thread: str, *, reason: str = "", by: str = "") -> 
         raise NotPending(f"thread {thread!r} has no unfinished run to cancel")
     content = Cancel(run=run.run, reason=codec.clean_text(reason), by=codec.clean_text(by))
     return _send(journal, info, f"{CANCEL}/{run.run}", content)
+
+
+def _value(data: bytes | None, name: str) -> Raw:
+    """*data* as a message carries it; anything else would make the thread's inbox unreadable."""
+    if data is None:
+        return ev.NULL
+    if not isinstance(data, bytes):
+        kind = type(data).__name__
+        raise UsageError(
+            f"{name} is given as JSON text in bytes, not as {kind}: answers.from_json(text, {name!r})"
+        )
+    try:
+        return Raw(codec.encode(codec.decode(data), what=name))
+    except UnsupportedValue:
+        raise UsageError(f"{name} is no JSON text: {data[:40]!r}") from None
 
 
 def _look(journal: Journal, thread: str) -> tuple[ThreadInfo, ThreadStatus]:

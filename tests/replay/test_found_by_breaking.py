@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import refold
 from msgspec import Raw
-from refold import Agent, Journal, ModelReply, Run, ScriptedModel, program, tool
-from refold.agent.scripted import raw_call
+from refold import Agent, Journal, ModelReply, Run, ScriptedModel, UsageError, answers, program, tool
+from refold.agent.scripted import raw_call, say
 from refold.replay.inbox import Cancel, Input, Signal, encode_message
 from refold.replay.live import Limits, LiveHost
 from refold.replay.recording import Policy
@@ -157,3 +157,14 @@ async def test_a_response_too_large_to_record_is_paid_for_once() -> None:
         await Agent("a", model=model).run("go", journal=journal, thread="t")
 
     assert model.asked == 1
+
+
+@pytest.mark.parametrize("given", ["paid", b"paid", b"", b"{", b"\xff", 7])
+def test_an_answer_that_is_no_json_is_refused_before_it_makes_the_inbox_unreadable(given: object) -> None:
+    with Journal.memory() as journal:
+        Agent("a", model=ScriptedModel([say("x")])).run_sync("hi", journal=journal, thread="t")
+
+        with pytest.raises(UsageError, match="JSON text"):
+            answers.submit(journal, "t", given)  # type: ignore[arg-type]
+
+        assert journal.inbox("t") == []
