@@ -26,6 +26,7 @@ from .replay.text import columns, quoted, visible, visible_json
 if TYPE_CHECKING:
     from .journal.journal import Journal
     from .replay.answers import Given
+    from .replay.stats import Aspect
     from .replay.timeline import Row
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -442,6 +443,31 @@ def state(settings: Settings, thread: str, at: int | None) -> None:
     with settings.journal() as journal:
         view = overview(journal, thread, at=at)
     put(settings, view)
+
+
+@command("stats", "stats --by model --by day --json", "stats order-17")
+@click.argument("thread", required=False)
+@click.option(
+    "--by",
+    "aspects",
+    multiple=True,
+    type=click.Choice(["agent", "model", "tool", "day"]),
+    help="Tell these apart and sum up the rest; by default agent, model and tool.",
+)
+def stats(settings: Settings, thread: str | None, aspects: Sequence[Aspect]) -> None:
+    """
+    Sum up what all threads used, or THREAD: tokens, cost, failures, retries, and how long calls took.
+
+    Each response counts once, however often its run was resumed or replayed, and what a fork copied counts where it
+    came from. "+ ?" stands for responses whose tokens or cost nobody knows; days are UTC, costs as the provider's
+    prices were known when the response came.
+    """
+    from .replay.stats import read_stats
+
+    with settings.journal() as journal:
+        by = tuple(dict.fromkeys(aspects)) or ("agent", "model", "tool")
+        report = read_stats(journal, by=by, thread=thread)
+    put(settings, report)
 
 
 @command("diff order-17 --at 12 --to 20", "diff order-17 order-17~12")

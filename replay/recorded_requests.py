@@ -10,7 +10,7 @@ from msgspec import Raw, Struct
 
 from ..journal import codec
 from . import events as ev
-from .requests import Item, Messages, NewItem, Params, Prior, Request, RequestDelta
+from .requests import PRIOR, Item, Messages, NewItem, Params, Prior, Request, RequestDelta
 from .response import Response
 
 Tell = Callable[[ev.EventBody, str], bytes]
@@ -88,7 +88,7 @@ class Rebuilder:
         if not isinstance(body, ev.ModelResponded | ev.ModelFailed):
             raise Unrebuildable(f"seq {seq} is no model event but {ev.kind_of(body)!r}")
         steps: list[tuple[int, RequestDelta]] = [(seq, body.request)]
-        while steps[-1][1].base not in (None, "prior"):
+        while steps[-1][1].base not in (None, PRIOR):
             steps.append(self._before(*steps[-1]))
         items, params = self._root(steps[-1][1])
         for at, delta in reversed(steps):

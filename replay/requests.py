@@ -36,6 +36,9 @@ VOLATILE = frozenset(
 )
 """Parameters left out of the fingerprint and of the log: they do not change what is asked, or are secret."""
 
+PRIOR = "prior"
+"""The base of a run's first requests: what it inherits from the thread's earlier runs."""
+
 ABSENT = Raw(b"")
 """Stands for no value where a field holds raw JSON; it is left out of what is stored."""
 
@@ -312,7 +315,7 @@ class Prior(Struct, frozen=True):
 
     def base(self) -> Base:
         """The first request of the run is stored against this."""
-        return Base("prior", self.preamble.ranges + self.messages.ranges, self.params_digest)
+        return Base(PRIOR, self.preamble.ranges + self.messages.ranges, self.params_digest)
 
 
 class Interner:

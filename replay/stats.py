@@ -2,7 +2,7 @@
 Folds events of all threads into what agents use: tokens, cost, latency and failures of models and tools.
 
 Every recorded response counts once, however often its run was resumed or replayed; what a fork copied was paid
-for by the thread it was copied from. Memory grows with threads and open runs, not with events.
+for by the thread it was copied from. Memory grows with threads and open calls, not with events.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ..journal.journal import Journal
 from ..journal.store import Cursor
 from . import events as ev
 from .ports import Usage
+from .requests import PRIOR
 from .text import columns, duration, visible
 
 Aspect = Literal["agent", "model", "tool", "day"]
@@ -120,14 +121,20 @@ class Key(Struct, frozen=True, order=True):
 class _Thread(Struct):
     """What later events of a thread refer back to."""
 
-    model: str = ""
-    """The model last asked; a request that asks the same one does not say it again."""
+    models: dict[str, str] = field(default_factory=dict)
+    """Models asked, by what a request may be stored against: one that asks the same model as that does not say it."""
+    prior: str = ""
+    """The model that the next run inherits."""
     programs: dict[str, str] = field(default_factory=dict)
-    """Programs of the runs that have not ended."""
+    """Programs of the last run, and of those with open calls."""
     tools: dict[str, str] = field(default_factory=dict)
     """Names of the tools of open calls."""
     edited: bool = False
     """Whether the next event was edited by a fork: nobody was asked for it."""
+
+    def open_in(self, run: str) -> bool:
+        """Whether a call of *run* is open."""
+        return any(call.partition("/")[0] == run for call in self.tools)
 
 
 class Stats:
@@ -171,23 +178,28 @@ class Stats:
     def _count(self, thread: _Thread, body: ev.EventBody, times: int) -> None:
         match body:
             case ev.RunStarted():
+                # Of the runs before only late answers about their calls may come.
+                thread.programs = {run: name for run, name in thread.programs.items() if thread.open_in(run)}
                 thread.programs[body.run] = body.program
+                thread.models = {PRIOR: thread.prior}
             case ev.RunFinished() | ev.RunFailed() | ev.RunCancelled():
-                thread.programs.pop(body.run, None)
+                thread.models.clear()
             case ev.ModelResponded() | ev.ModelFailed():
                 self._count_model(thread, body, times)
             case ev.ToolStarted():
                 thread.tools[body.call] = body.tool
             case ev.ToolReturned() | ev.ToolFailed():
                 self._count_tool(thread, body, times)
+            case ev.ToolResolved() if body.outcome != "did_not_happen" and body.call in thread.tools:
+                # How long it took nobody knows.
+                tally = self._tally(thread, body, tool=thread.tools.pop(body.call))
+                tally.calls += times * (body.outcome == "returned")
+                tally.failures += times * (body.outcome == "failed")
             case _:
                 pass
 
     def _count_model(self, thread: _Thread, body: ev.ModelResponded | ev.ModelFailed, times: int) -> None:
-        if body.request.params:
-            asked = _Asked.decode(body.request.params).model
-            thread.model = asked if isinstance(asked, str) else ""
-        tally = self._tally(thread, body, model=thread.model or "unknown")
+        tally = self._tally(thread, body, model=_model_asked(thread, body) or "unknown")
         tally.latencies.add(body.latency_us, times)
         if isinstance(body, ev.ModelResponded):
             tally.calls += times
@@ -216,7 +228,7 @@ class Stats:
     def _tally(
         self,
         thread: _Thread,
-        body: ev.ModelResponded | ev.ModelFailed | ev.ToolReturned | ev.ToolFailed,
+        body: ev.ModelResponded | ev.ModelFailed | ev.ToolReturned | ev.ToolFailed | ev.ToolResolved,
         *,
         model: str = "",
         tool: str = "",
@@ -249,6 +261,22 @@ class _Asked(Struct, frozen=True):
     @staticmethod
     def decode(params: Raw) -> _Asked:
         return msgspec.json.decode(params, type=_Asked)
+
+
+def _model_asked(thread: _Thread, body: ev.ModelResponded | ev.ModelFailed) -> str:
+    """The model of a request, of which only what its base does not say is stored."""
+    base, models = body.request.base or "", thread.models
+    model = models.get(base, "")
+    if body.request.params:
+        asked = _Asked.decode(body.request.params).model
+        model = asked if isinstance(asked, str) else ""
+        if isinstance(body, ev.ModelResponded):
+            thread.prior = model
+    # Its own branch moves on; branches that begin there have begun.
+    if base != PRIOR and base.rpartition(".")[0] == body.call.rpartition(".")[0]:
+        models.pop(base, None)
+    models[body.call] = model
+    return model
 
 
 def _models_first(item: tuple[Key, Tally]) -> tuple[bool, Key]:

@@ -11,7 +11,7 @@ from refold.cli import cli
 
 COMMANDS = (
     *("demo", "init", "doctor", "run", "resume", "replay", "fork"),
-    *("threads", "show", "state", "diff", "resolve", "approve", "deny", "send", "cancel"),
+    *("threads", "show", "tail", "state", "stats", "diff", "resolve", "approve", "deny", "send", "cancel"),
     *("export", "import", "verify"),
 )
 

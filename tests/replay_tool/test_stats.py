@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import pytest
+import refold
 from died import died_at
 from refold import (
     Agent,
     Journal,
     ModelError,
     ModelReply,
+    Run,
     RunFailed,
     ScriptedModel,
     ThreadNotFound,
     Usage,
+    answers,
+    program,
     tool,
 )
 from refold.agent.scripted import call, failing, say
@@ -166,3 +171,70 @@ def test_percentiles_are_within_two_percent_in_little_memory() -> None:
         assert found == pytest.approx(percent * 1000, rel=0.02)
     assert len(latencies.buckets) < 600
     assert Latencies().percentile_us(50) is None
+
+
+async def test_branches_that_ask_other_models_keep_apart(journal: Journal) -> None:
+    @program
+    async def both(run: Run, value: str) -> None:
+        async def ask(model: str) -> None:
+            messages = [{"role": "user", "content": "hi"}]
+            for _ in range(3):
+                reply = await run.model(messages=messages, model=model)
+                messages = [*messages, reply.message, {"role": "user", "content": "more"}]
+
+        await run.gather(ask("a"), ask("b"))
+        await ask("c")
+
+    model = ScriptedModel(lambda request: say("yes", usage=USED))
+    for key in ("first", "second"):
+        await refold.run(both, "x", journal=journal, thread="t", models=model, key=key)
+
+    assert {name: row["calls"] for name, row in rows(read_stats(journal, by=("model",))).items()} == {
+        "model/a": 6,
+        "model/b": 6,
+        "model/c": 6,
+    }
+
+
+async def test_a_model_that_failed_for_good_is_not_what_the_next_run_asks(journal: Journal) -> None:
+    asked = iter([say("yes", usage=USED), ModelError("no", kind="auth"), ModelError("no", kind="auth")])
+    client = ScriptedModel(lambda request: next(asked))
+
+    @program
+    async def ask(run: Run, models: list[str]) -> None:
+        for each in models:
+            await run.model(messages=[{"role": "user", "content": "hi"}], model=each)
+
+    await refold.run(ask, ["a"], journal=journal, thread="t", models=client)
+    with pytest.raises(RunFailed):
+        await refold.run(ask, ["b"], journal=journal, thread="t", models=client)
+    with pytest.raises(RunFailed):
+        await refold.run(ask, ["a"], journal=journal, thread="t", models=client, key="again")
+
+    found = rows(read_stats(journal, by=("model",)))
+    assert (found["model/a"]["calls"], found["model/a"]["failures"], found["model/b"]["failures"]) == (
+        1,
+        1,
+        1,
+    )
+
+
+async def test_what_somebody_said_of_a_call_in_doubt_counts(journal: Journal) -> None:
+    @tool(timeout_s=0.05)
+    async def hang(amount: int) -> str:
+        """Hang."""
+        await asyncio.Event().wait()
+        return ""
+
+    model = ScriptedModel([say(None, call("hang", amount=1), call("hang", amount=2)), say("done")])
+    shop = Agent("shop", model=model, tools=[hang])
+    parked = await shop.run("hi", journal=journal, thread="t", wait=False)
+    first, second = (each.call for each in parked.pending)
+    answers.resolve(journal, "t", first, result=b'"paid"')
+    answers.cancel(journal, "t")
+    await shop.resume(journal=journal, thread="t", wait=False)
+    answers.resolve(journal, "t", second, failed="it was refused", effect="none")
+    await shop.run("and now?", journal=journal, thread="t")
+
+    found = rows(read_stats(journal, by=("agent", "tool")))["tool/shop/hang"]
+    assert (found["calls"], found["failures"], found["latency_us"]["p50"]) == (1, 1, None)
