@@ -103,8 +103,11 @@ class Effects:
             self._outcome(call, attempt, Completion(error=error))
             return
         context = self._context(call, attempt, command.tool.timeout_s)
-        done = self._run(lambda: command.tool.call(codec.decode(args), context))
-        self._deed("tool", call, attempt, name, args, happened=done.error is None, value=done.value)
+        scenario = self._scenario
+        done = self._run(lambda: scenario.call_tool(command.tool, codec.decode(args), context))
+        self._deed(
+            "tool", call, attempt, name, args, happened=done.error is None, value=done.value, error=done.error
+        )
         if fault == "raises":
             done = Completion(error=RuntimeError("raised after it had acted"))
         if fault in ("hangs", "hangs early"):
@@ -122,12 +125,7 @@ class Effects:
             self._outcome(call, attempt, Completion(error=RuntimeError("failed")))
             return
         args, kwargs = codec.decode(command.args)
-
-        async def act() -> Any:
-            result = command.function(*args, **kwargs)
-            return await result if hasattr(result, "__await__") else result
-
-        done = self._run(act)
+        done = self._run(lambda: command.function(*args, **kwargs))
         self._deed("step", call, attempt, command.name, command.args, value=done.value)
         self._outcome(call, attempt, done)
 
@@ -161,7 +159,7 @@ class Effects:
 
     def _run(self, make: Callable[[], Any]) -> Completion:
         try:
-            return Completion(value=self._scenario.perform(make()))
+            return Completion(value=self._scenario.perform(make))
         except Exception as error:  # noqa: BLE001 - what a call raises is its outcome
             return Completion(error=error)
 
@@ -203,6 +201,7 @@ class Effects:
         *,
         happened: bool = True,
         value: Any = None,
+        error: BaseException | None = None,
     ) -> None:
         info = self._world.store.info(self._thread)
         deed = Deed(
@@ -220,6 +219,7 @@ class Effects:
             repeatable=not isinstance(call.command, ToolCall) or call.command.tool.repeatable,
             happened=happened,
             value=value,
+            error=error,
         )
         self._world.ledger.append(deed)
         nothing = "" if happened else ", nothing happens"

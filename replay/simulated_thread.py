@@ -6,11 +6,13 @@ from functools import partial
 
 from msgspec import Raw, structs
 
-from ..journal import codec
 from ..journal.envelope import Event
+from ..journal.errors import LimitExceeded, UnsupportedValue
 from ..journal.store import Lease
+from .errors import Effect, ToolError
 from .events import decode_event
 from .inbox import Approval, Cancel, Content, Resolution, Signal, approval_key, resolution_key
+from .recording import failure, recordable
 from .simulated_process import Left
 from .simulated_worker import Worker
 from .simulation import FAULTS, LATENCY_US, OK, TENURES_MAX, TTL_US, Scenario, Simulation
@@ -152,14 +154,16 @@ class Lane:
 
     def _truth(self, call: OpenCall) -> Resolution:
         for deed in self.world.ledger:
-            if (
-                deed.call == call.call
-                and deed.attempt == call.attempt
-                and deed.thread == self.name
-                and deed.happened
-            ):
-                value = codec.encode(deed.value, what="a result")
+            if (deed.thread, deed.call, deed.attempt) != (self.name, call.call, call.attempt):
+                continue
+            if deed.happened:
+                try:
+                    value = recordable(deed.value, what=f"result of tool {deed.name!r}")
+                except (UnsupportedValue, LimitExceeded) as refused:
+                    return _failed(call, refused, "done")
                 return Resolution(call.call, call.attempt, "returned", Raw(value), by="people")
+            if deed.error is not None and not isinstance(deed.error, ToolError):
+                return _failed(call, deed.error, "unknown")
         return Resolution(call.call, call.attempt, "did_not_happen", by="people")
 
     def _send_early(self, run: RunState) -> None:
@@ -178,3 +182,7 @@ class Lane:
             if call.attempt > 1 and call.status in ("in doubt", "started"):
                 earlier = OpenCall(call.call, call.status, attempt=call.attempt - 1)
                 self.post(f"stale/{call.call}/{call.attempt}", self._truth(earlier))
+
+
+def _failed(call: OpenCall, error: BaseException, effect: Effect) -> Resolution:
+    return Resolution(call.call, call.attempt, "failed", error=failure(error), effect=effect, by="people")

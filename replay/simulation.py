@@ -20,7 +20,7 @@ from ..journal.sources import Sources
 from ..journal.store import Append, AppendResult, Message, Store
 from .inbox import Content, encode_message
 from .odometer import Chooser
-from .ports import MakeContext, ModelClient, ToolContext
+from .ports import MakeContext, ModelClient, ToolContext, ToolSpec
 from .program import Program
 from .recording import Policy
 from .status import OpenCall
@@ -102,6 +102,8 @@ class Deed(Struct, frozen=True, kw_only=True):
     happened: bool
     """Whether it had an effect, or did no more than fail."""
     value: Any
+    error: BaseException | None = None
+    """What a tool raised by itself."""
 
 
 class Sent(Struct, kw_only=True):
@@ -176,8 +178,16 @@ def simulated_context(
     )
 
 
-def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine that awaits nothing which takes time."""
+def call_tool(tool: ToolSpec, args: Mapping[str, Any], context: ToolContext) -> Coroutine[Any, Any, Any]:
+    """A tool's own way of being called."""
+    return tool.call(args, context)
+
+
+def run_to_end(act: Callable[[], Any]) -> Any:
+    """Call *act*; a coroutine that it makes may await nothing which takes time."""
+    coroutine = act()
+    if not isinstance(coroutine, Coroutine):
+        return coroutine
     try:
         coroutine.send(None)
     except StopIteration as stop:
@@ -203,7 +213,8 @@ class Scenario(Struct, frozen=True, kw_only=True):
         policy: Failures and time.
         make_deps: What tools are given in a history.
         make_context: Makes tool contexts.
-        perform: Runs a tool's, step's or model's coroutine to its end.
+        perform: Calls a tool, a step, a model or a reconciler, and runs the coroutine it may make to its end.
+        call_tool: Makes that call of a tool.
     """
 
     name: str
@@ -216,7 +227,8 @@ class Scenario(Struct, frozen=True, kw_only=True):
     policy: Policy = Policy()
     make_deps: Callable[[Simulation], Any] = lambda world: None
     make_context: MakeContext = simulated_context
-    perform: Callable[[Coroutine[Any, Any, Any]], Any] = run_to_end
+    perform: Callable[[Callable[[], Any]], Any] = run_to_end
+    call_tool: Callable[[ToolSpec, Mapping[str, Any], ToolContext], Any] = call_tool
 
 
 class _DatabaseClock(Sources):
