@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import random
 import sys
 from collections import deque
@@ -18,6 +19,14 @@ from .requests import Interner, Prior
 from .run import Ask, GatherAsk, Run
 
 Program = Callable[[Run, Any], Coroutine[Any, Any, Any]]
+
+_log = logging.getLogger("refold.replay")
+
+_INSTEAD = "do outside work in run.step(...) or a tool, and wait with run.sleep or run.wait_for"
+
+_LOOP_METHODS = frozenset(
+    {"call_later", "call_soon", "create_future", "create_task", "run_in_executor", "time"}
+)
 
 
 class Done:
@@ -103,16 +112,22 @@ class Machine:
             branch.stream = None
 
     def close(self) -> None:
-        """Drop the program; its `finally` blocks run and may not ask for anything."""
+        """Drop the program; its `finally` blocks run, may not ask for anything, and change nothing any more."""
+        interrupt: KeyboardInterrupt | None = None
         for branch in sorted(self._branches, key=lambda b: b.path, reverse=True):
             try:
                 with _no_event_loop():
                     branch.coroutine.close()
-            except RuntimeError:
-                # The program awaited inside a finally block; there is nobody left to answer.
-                continue
+            except KeyboardInterrupt as pressed:
+                interrupt = pressed
+            except BaseException as error:  # noqa: BLE001 - an await in a finally block comes as RuntimeError
+                _log.debug(
+                    "run %s raised while it was dropped, which changes nothing: %r", self._run_id, error
+                )
         self._branches.clear()
         self.pending.clear()
+        if interrupt is not None:
+            raise interrupt
 
     def _pump(self) -> list[Call]:
         self._asked = []
@@ -139,7 +154,14 @@ class Machine:
             asked = branch.coroutine.send(value) if error is None else branch.coroutine.throw(error)
         except StopIteration as stop:
             self._finish(branch, stop.value, None)
-        except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - how the program ends
+        except KeyboardInterrupt:
+            # Somebody wants the process to end: that is no outcome of the run.
+            raise
+        except BaseException as raised:  # noqa: BLE001 - how the program ends, by sys.exit() too
+            if _misses_loop(raised):
+                self._broken = ForeignAwait(
+                    f"the program needs an event loop ({raised}), which a program does not have; {_INSTEAD}"
+                )
             self._finish(branch, None, raised)
         else:
             if type(asked) is Ask:
@@ -147,9 +169,8 @@ class Machine:
             elif type(asked) is GatherAsk:
                 self._fan(branch, asked)
             else:
-                what = f"the program awaited {asked!r}, which is not a command of its run"
                 self._broken = ForeignAwait(
-                    f"{what}; do outside work in run.step(...) or a tool, and wait with run.sleep or run.wait_for"
+                    f"the program awaited {asked!r}, which is not a command of its run; {_INSTEAD}"
                 )
                 self._ready.append((branch, None, self._broken))
 
@@ -190,6 +211,13 @@ class Machine:
 
 async def _await(item: Any) -> Any:
     return await item
+
+
+def _misses_loop(error: BaseException) -> bool:
+    """Whether *error* is what asyncio raises where no loop can be seen; its locks and queues ask None for a future."""
+    if isinstance(error, AttributeError):
+        return error.obj is None and error.name in _LOOP_METHODS
+    return isinstance(error, RuntimeError) and str(error) == "no running event loop"
 
 
 @contextmanager

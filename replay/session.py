@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from ..journal.store import Message
 from . import events as ev
+from .alarms import Alarms
 from .commands import Call, ModelCall, Phase, StepCall, ToolCall
 from .gate import Gate
 from .holds import Holds
@@ -100,8 +101,7 @@ class Session:
         self._unmatched = False
         self._looked_up: set[str] = set()
         self._stopping: str | None = None
-        self._grace_until: int | None = None
-        self._alarm_at: int | None = None
+        self._alarms = Alarms(host)
 
     # Inputs
 
@@ -144,7 +144,7 @@ class Session:
         self._emit(self.interpreter.resumption(at=self._at(), rival=bool(self.holds)))
         for call in self._pending():
             if call.phase is Phase.BACKOFF and (call.retry_at or 0) > self._at():
-                self._wake_at(call.retry_at)
+                self._alarms.wake_at(call.retry_at)
             else:
                 self._begin(call)
         self._fill()
@@ -238,18 +238,17 @@ class Session:
         if self._gate.alone is not None:
             self._deferred.append(self.alarm)
             return
-        if self._stepper.halted is not None or self.error is not None or self.end is not None:
+        if self.error is not None or self.end is not None:
             return
-        self._alarm_at = None
         now = self._at()
-        if self._grace_until is not None and now >= self._grace_until:
+        if self._alarms.struck(now):
             self._give_up()
         for call in self._pending():
             if self._over():
                 break
             self._strike(call, now)
-        self._wake_at(self._grace_until)
-        self._wake_at(soonest(self.interpreter, self.holds, after=now))
+        if not self._over():
+            self._alarms.wake_at(soonest(self.interpreter, self.holds, after=now))
         self._go_on()
 
     def stop(self, reason: str, *, grace_s: float = 0.0) -> None:
@@ -292,7 +291,7 @@ class Session:
             case _ if (begun := beginning(call, at=self._outbox.last_at)) is not None:
                 self._emit(begun)
                 self._unmatched = True
-                self._wake_at(call.due)
+                self._alarms.wake_at(call.due)
             case _:
                 pass
 
@@ -326,7 +325,7 @@ class Session:
         if call.phase is Phase.DOUBT:
             self._settle_doubt(call)
         if call.phase is Phase.BACKOFF:
-            self._wake_at(call.retry_at)
+            self._alarms.wake_at(call.retry_at)
 
     def _strike(self, call: Call, now: int) -> None:
         """Let a call know that it is now as late as *now*."""
@@ -338,12 +337,6 @@ class Session:
         elif call.phase is Phase.DOUBT and idle:
             self._settle_doubt(call)
 
-    def _wake_at(self, at_us: int | None) -> None:
-        """See to it that `alarm` comes by *at_us*, whatever else goes on until then."""
-        if at_us is not None and (self._alarm_at is None or at_us < self._alarm_at):
-            self._alarm_at = at_us
-            self._host.alarm(at_us)
-
     def _settle_doubt(self, call: Call) -> None:
         """Apply the tool's policy to a call that is in doubt."""
         command = call.command
@@ -353,7 +346,7 @@ class Session:
         if policy == "park" or call.path in self._looked_up:
             return
         if (until := self.holds.until(call)) is not None:
-            self._wake_at(until)
+            self._alarms.wake_at(until)
             return
         if policy == "retry":
             self._start_tool(call)
@@ -404,6 +397,8 @@ class Session:
         """Begin what the event just applied implies."""
         if self._stepper.halted is not None:
             self._gate.drop()
+            if isinstance(self._stepper.halted, KeyboardInterrupt):
+                self._set_grace(self._policy.cancel_grace_s)
             return
         while isinstance(patch := self._stepper.implied(), ev.Patched):
             self._stepper.emit(patch)
@@ -452,7 +447,7 @@ class Session:
             return
         due = soonest(self.interpreter, self.holds)
         if due is not None and due <= self._at() + round(self._policy.hold_wait_s * 1e6):
-            self._wake_at(due)
+            self._alarms.wake_at(due)
             return
         run, doubts = self.interpreter.run_id, self._doubts()
         if doubts:
@@ -474,20 +469,19 @@ class Session:
 
     def _give_up(self) -> None:
         """Grace is over: what still runs is in doubt, and a cancelled run ends."""
-        self._grace_until = None
+        self._alarms.end_grace()
         at = self._at()
         for call in filter(self._gate.holds, self._pending()):
             self._gate.abandon(call)
             if call.phase is Phase.STARTED:
                 why = "it was still running when its worker left"
                 self._emit(ev.ToolInDoubt(at=at, call=call.id, attempt=call.attempt, why=why))
-        if self.interpreter.cancelling and self.interpreter.ended is None:
+        if self.interpreter.cancelling and not self._over():
             self._emit(ev.RunCancelled(at=at, run=self.interpreter.run_id, reason="cancelled"))
 
     def _set_grace(self, grace_s: float) -> None:
         if not self._gate.idle:
-            self._grace_until = self._at() + round(grace_s * 1e6)
-            self._wake_at(self._grace_until)
+            self._alarms.set_grace(grace_s, self._at())
 
     def _over(self) -> bool:
         return self._stepper.halted is not None or self.interpreter.ended is not None

@@ -44,7 +44,7 @@ class Stepper:
         decoded = ev.decode_bytes(data)
         try:
             calls = self._interpreter.apply(self._outbox.head + 1, decoded)
-        except ForeignAwait as error:
+        except (ForeignAwait, KeyboardInterrupt) as error:
             # The event itself is fine; it is the program that cannot go on.
             self._put(decoded, data, consumed)
             self._halt(error)
@@ -58,10 +58,10 @@ class Stepper:
     def adopt(self, body: ev.EventBody) -> list[Call]:
         """Apply an event that is in the log already; the calls that are to be begun because of it."""
         calls: list[Call] = []
-        failure: RefoldError | None = None
+        failure: BaseException | None = None
         try:
             calls = self._interpreter.apply(self._outbox.head + 1, body)
-        except RefoldError as error:
+        except (RefoldError, KeyboardInterrupt) as error:
             failure = error
         self._outbox.adopt(body)
         self._tell(body)
