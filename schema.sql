@@ -488,7 +488,60 @@ begin
 end $$;
 
 
--- -------------------------------------------------------------------------------------- imported threads
+-- ------------------------------------------------------------------------------- forks, imported threads
+
+-- A new thread with the first events of another one and some of its own, and what waits in its inbox: all of
+-- it at once, so that a fork that broke off is none. Called again after a lost answer it finds itself there.
+-- It begins with fence 1, as if somebody had held it: the origin's worker may still be at a call of the prefix.
+create function refold.fork(
+  p_thread         text,
+  p_origin         text,
+  p_upto           bigint,
+  p_upto_hash      bytea,
+  p_state          text,
+  p_ids            uuid[],
+  p_kinds          text[],
+  p_versions       smallint[],
+  p_hashes         bytea[],
+  p_bodies         bytea[],
+  p_keys           text[],
+  p_message_kinds  text[],
+  p_messages       bytea[])
+returns text
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '5s' as $$
+declare
+  v_now timestamptz := refold.now();
+  v_xid bigint := refold.current_xid();
+  v_last bigint := p_upto + cardinality(p_ids);
+  v_last_hash bytea := p_hashes[cardinality(p_hashes)];
+begin
+  if not exists (select from refold.events e
+                  where e.thread = p_origin and e.seq = p_upto and e.hash = p_upto_hash) then
+    return 'missing';
+  end if;
+  insert into refold.threads (thread, head, head_hash, head_xid, fence, state, created_at, updated_at)
+  values (p_thread, v_last, v_last_hash, v_xid, 1, p_state, v_now, v_now)
+  on conflict (thread) do nothing;
+  if not found then
+    return case when exists (select from refold.events e
+                              where e.thread = p_thread and e.seq = v_last and e.hash = v_last_hash)
+           then 'forked' else 'taken' end;
+  end if;
+  insert into refold.events (thread, seq, id, kind, version, fence, xid, recorded_at, hash, body)
+  select p_thread, e.seq, e.id, e.kind, e.version, 1, v_xid, e.recorded_at, e.hash, e.body
+    from refold.events e
+   where e.thread = p_origin and e.seq <= p_upto
+  union all
+  select p_thread, p_upto + u.i, u.id, u.kind, u.version, 1, v_xid, v_now, u.hash, u.body
+    from unnest(p_ids, p_kinds, p_versions, p_hashes, p_bodies)
+         with ordinality u(id, kind, version, hash, body, i);
+  insert into refold.inbox (thread, id, key, kind, body, sent_at)
+  select p_thread, u.i, u.key, u.kind, u.body, v_now
+    from unnest(p_keys, p_message_kinds, p_messages) with ordinality u(key, kind, body, i);
+  return 'forked';
+end $$;
 
 -- The chain over envelopes, as every writer computes it.
 create function refold.chain(
@@ -730,7 +783,7 @@ begin
   if not p_read_only then
     execute format(
       'grant execute on function refold.create, refold.acquire, refold.renew, refold.release, refold.append,
-         refold.append_batch, refold.append_many, refold.recorded, refold.send, refold.adopt to %I', p_role);
+         refold.append_batch, refold.append_many, refold.recorded, refold.send, refold.fork, refold.adopt to %I', p_role);
   end if;
 end $$;
 

@@ -40,7 +40,7 @@ select coalesce(string_agg(p.proname::text, ', ' order by p.proname)
   from pg_catalog.pg_proc p
   join pg_catalog.pg_namespace n on n.oid = p.pronamespace and n.nspname = 'refold'
  where p.proname in ('create', 'acquire', 'renew', 'release', 'append', 'append_pair', 'append_batch', 'append_many',
-                     'read', 'feed', 'send', 'messages', 'list')
+                     'recorded', 'send', 'fork', 'adopt', 'read', 'feed', 'messages', 'list')
 """
 _HOLDING_BACK = """
 select concat('process ', pid, ' of role ', usename, ' in database ', datname, ' ', application_name),

@@ -26,6 +26,7 @@ from .store import (
     AppendResult,
     Busy,
     Cursor,
+    Fork,
     Lease,
     Message,
     Outcome,
@@ -341,6 +342,18 @@ class Journal:
         admitted = self._patiently(lambda: self.store.admit(admission))
         self._bells.ring("log", admission.thread)
         return admitted
+
+    def fork(self, fork: Fork) -> bool:
+        """
+        Make a thread of another one's first events and some of its own, whole or not at all; `replay.fork` edits and
+        checks. False if there is another thread of that id.
+
+        Raises:
+            Corrupt: The origin is not what *fork* says of it.
+        """
+        made = self._patiently(lambda: self.store.fork(fork))
+        self._bells.ring("log", fork.thread)
+        return made
 
     def adopt(self, thread: str) -> bool:
         """

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
+from .admission import check_fork, not_there
 from .envelope import GENESIS, Event, chain, check_thread_id
 from .errors import Corrupt, StoreRefused, StoreUnavailable, ThreadNotFound, ThreadSealed, UsageError
 from .limits import check_events, check_message
@@ -19,6 +20,7 @@ from .store import (
     AppendResult,
     Busy,
     Cursor,
+    Fork,
     Lease,
     Message,
     Outcome,
@@ -239,22 +241,7 @@ class MemoryStore:
         """Put a message into the inbox; of several with one key the first stays. Raises `ThreadNotFound`."""
         check_message(thread, key, kind, body)
         with self._lock:
-            row = self._find(thread)
-            there = row.keys.get(key)
-            if there is not None:
-                return Sent(False, row.inbox[there - 1])
-            message = Message(
-                id=len(row.inbox) + 1,
-                thread=thread,
-                key=key,
-                kind=kind,
-                body=body,
-                sent_at=self._sources.now_us(),
-            )
-            row.inbox.append(message)
-            row.keys[key] = message.id
-            row.waiting.add(message.id)
-            return Sent(True, message)
+            return self._send(self._find(thread), thread, key, kind, body)
 
     def inbox(self, thread: str, *, after: int = 0, consumed: bool = False) -> list[Message]:
         """Messages that wait, in order of arrival; with *consumed* those already taken too."""
@@ -292,23 +279,34 @@ class MemoryStore:
                 row = self._create(thread)
                 row.sealed = True
             self._xid += 1
-            for seq, event in enumerate(given, head + 1):
-                row.events.append(
-                    Event(
-                        thread,
-                        seq,
-                        event.id,
-                        event.kind,
-                        event.version,
-                        0,
-                        event.recorded_at,
-                        event.hash,
-                        event.body,
-                    )
-                )
-                self._feed.append((self._xid, thread, seq))
+            self._keep(row, thread, given, 0)
             row.head_hash, row.state, row.updated_at = previous, admission.state, self._sources.now_us()
             return Admitted.ADMITTED
+
+    def fork(self, fork: Fork) -> bool:
+        """Make a thread of another one's first events and some of its own, all at once."""
+        check_fork(fork)
+        with self._lock:
+            self._check_open()
+            origin = self._threads.get(fork.origin)
+            common = [] if origin is None else origin.events[: fork.upto]
+            if len(common) < fork.upto or common[-1].hash != fork.upto_hash:
+                raise not_there(fork)
+            row = self._threads.get(fork.thread)
+            if row is not None:
+                last = fork.upto + len(fork.events) - 1
+                return len(row.events) > last and row.events[last].hash == fork.hashes[-1]
+            row = self._create(fork.thread)
+            row.fence, row.head_hash, row.state = 1, fork.hashes[-1], fork.state
+            self._xid += 1
+            own = [
+                Event(fork.thread, 0, new.id, new.kind, new.version, 1, row.created_at, digest, new.body)
+                for new, digest in zip(fork.events, fork.hashes, strict=True)
+            ]
+            self._keep(row, fork.thread, [*common, *own], 1)
+            for message in fork.messages:
+                self._send(row, fork.thread, *message)
+            return True
 
     def adopt(self, thread: str) -> bool:
         """Let a sealed thread be acquired; False if it was not sealed. Raises `ThreadNotFound`."""
@@ -320,6 +318,30 @@ class MemoryStore:
     def close(self) -> None:
         """Refuse further calls; what was stored is gone with the object."""
         self._closed = True
+
+    def _send(self, row: _Thread, thread: str, key: str, kind: str, body: bytes) -> Sent:
+        there = row.keys.get(key)
+        if there is not None:
+            return Sent(False, row.inbox[there - 1])
+        message = Message(
+            id=len(row.inbox) + 1,
+            thread=thread,
+            key=key,
+            kind=kind,
+            body=body,
+            sent_at=self._sources.now_us(),
+        )
+        row.inbox.append(message)
+        row.keys[key] = message.id
+        row.waiting.add(message.id)
+        return Sent(True, message)
+
+    def _keep(self, row: _Thread, thread: str, events: Sequence[Event], fence: int) -> None:
+        """Events recorded elsewhere, after those that are there."""
+        for seq, event in enumerate(events, len(row.events) + 1):
+            kept = (event.id, event.kind, event.version, fence, event.recorded_at, event.hash, event.body)
+            row.events.append(Event(thread, seq, *kept))
+            self._feed.append((self._xid, thread, seq))
 
     def _append(self, append: Append) -> AppendResult:
         row = self._threads.get(append.thread)

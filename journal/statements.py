@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, LiteralString
 
 from .envelope import Event
-from .store import Admission, Append, AppendResult, Message, Outcome, ThreadInfo, ThreadState
+from .store import Admission, Append, AppendResult, Fork, Message, Outcome, ThreadInfo, ThreadState
 
 Params = tuple[Any, ...]
 Row = tuple[Any, ...]
@@ -53,6 +53,11 @@ select id, thread, key, kind, body, sent_at, consumed_seq from refold.messages(%
 ADMIT: LiteralString = """
 select outcome, fault from refold.admit(
   %s, %s::int8, %b, %s, %b::uuid[], %b::text[], %b::int2[], %b::int8[], %b::bytea[], %b::bytea[])
+"""
+FORK: LiteralString = """
+select refold.fork(
+  %s, %s, %s::int8, %b, %s, %b::uuid[], %b::text[], %b::int2[], %b::bytea[], %b::bytea[],
+  %b::text[], %b::text[], %b::bytea[])
 """
 ADOPT: LiteralString = "select refold.adopt(%s)"
 _STANDING: LiteralString = """
@@ -146,6 +151,26 @@ def admit_params(admission: Admission) -> Params:
         [event.recorded_at for event in events],
         [event.hash for event in events],
         [event.body for event in events],
+    )
+
+
+def fork_params(fork: Fork) -> Params:
+    """Parameters of FORK."""
+    events, messages = fork.events, fork.messages
+    return (
+        fork.thread,
+        fork.origin,
+        fork.upto,
+        fork.upto_hash,
+        fork.state.value,
+        [event.id for event in events],
+        [event.kind for event in events],
+        [event.version for event in events],
+        list(fork.hashes),
+        [event.body for event in events],
+        [key for key, _, _ in messages],
+        [kind for _, kind, _ in messages],
+        [body for _, _, body in messages],
     )
 
 

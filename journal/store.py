@@ -160,6 +160,31 @@ class Admitted(StrEnum):
     """The thread is not sealed and does not hold these events: it has a writer of its own here."""
 
 
+class Fork(Struct, frozen=True, kw_only=True):
+    """
+    A thread to be made of the first events of another one, and of some of its own.
+
+    Args:
+        thread: Id of the new thread.
+        origin: The thread it is made from, which is only read.
+        upto: Seq of the last event that both have.
+        upto_hash: Its hash.
+        events: At least one, in order; they follow after *upto*.
+        hashes: Their chain hashes.
+        state: The new thread's state.
+        messages: What waits in its inbox from the beginning: `(key, kind, body)` each.
+    """
+
+    thread: str
+    origin: str
+    upto: int
+    upto_hash: bytes
+    events: tuple[NewEvent, ...]
+    hashes: tuple[bytes, ...]
+    state: ThreadState
+    messages: tuple[tuple[str, str, bytes], ...] = ()
+
+
 class ThreadInfo(Struct, frozen=True, kw_only=True):
     """One thread's row."""
 
@@ -207,8 +232,8 @@ class Store(Protocol):
     A log of threads. Blocking, thread-safe; each method is one round trip and one transaction.
 
     Any method raises `StoreUnavailable` when the server cannot be reached or the answer was lost
-    (for `append`, `append_many`, `acquire`, `send` and `release`, sending the same call again is safe and is
-    the only way to learn the outcome), and `StoreRefused` when the server is unfit.
+    (for `append`, `append_many`, `acquire`, `send`, `release` and `fork`, sending the same call again is safe and
+    is the only way to learn the outcome), and `StoreRefused` when the server is unfit.
     """
 
     @property
@@ -307,6 +332,16 @@ class Store(Protocol):
         Raises:
             Corrupt: A hash does not follow from the event before; nothing was written.
             StoreRefused: Only the owner of the schema may do this.
+        """
+
+    def fork(self, fork: Fork) -> bool:
+        """
+        Make a thread of another one's first events and some of its own, all at once; its fence is 1.
+
+        False if there is another thread of that id already, True if it is the one asked for.
+
+        Raises:
+            Corrupt: The origin does not hold the event that is to be the last common one.
         """
 
     def adopt(self, thread: str) -> bool:

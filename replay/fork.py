@@ -8,12 +8,11 @@ from typing import Any
 from msgspec import Raw, Struct, structs
 
 from ..journal import codec
-from ..journal.envelope import BATCH_BYTES_MAX, BATCH_EVENTS_MAX, Event, NewEvent
+from ..journal.envelope import Event, NewEvent, chain
 from ..journal.errors import ThreadNotFound, UsageError
 from ..journal.export import read_events
 from ..journal.journal import Journal
-from ..journal.store import ThreadState
-from ..journal.tenure import Tenure
+from ..journal.store import Fork, ThreadState
 from . import events as ev
 from .inbox import Resolution, encode_message, resolution_key
 from .ports import Usage
@@ -67,7 +66,7 @@ def fork(
     replace: tuple[int, Any] | None = None,
 ) -> Forked:
     """
-    Branch *thread* off after event *at*; the thread itself is only read.
+    Branch *thread* off after event *at*, whole or not at all; the thread itself is only read.
 
     Calls of the common events keep their idempotency keys, new ones get the fork's. A call open there takes the
     outcome it had in the origin, if it had one, when the fork is resumed; otherwise its tool's policy decides.
@@ -108,7 +107,7 @@ def fork(
     status = prefix.status
     for seq, body in enumerate(own, cut + 1):
         status.apply(seq, body)
-    _write(journal, target, events[:cut], own, outcomes, _state(status))
+    _make(journal, target, events[cut - 1], own, outcomes, _state(status))
     unfinished = status.unfinished
     return Forked(
         thread=target,
@@ -208,42 +207,37 @@ def _outcomes(status: ThreadStatus, later: list[ev.EventBody]) -> list[Resolutio
     return found
 
 
-def _write(
+def _make(
     journal: Journal,
     target: str,
-    events: list[Event],
+    origin: Event,
     own: list[ev.EventBody],
     outcomes: list[Resolution],
     state: ThreadState,
 ) -> None:
-    if not journal.create(target):
-        raise UsageError(f"there is a thread {target!r} already; give the fork another name")
-    # Before the events: whoever resumes the fork must find them.
-    for resolution in outcomes:
-        kind, data = encode_message(resolution)
-        key = resolution_key(resolution.call, resolution.attempt)
-        journal.send(target, key=key, kind=kind, body=data)
-    copies = [NewEvent(each.id, each.kind, each.version, each.body) for each in events]
-    for body in own:
+    events: list[NewEvent] = []
+    hashes: list[bytes] = []
+    previous = origin.hash
+    for seq, body in enumerate(own, origin.seq + 1):
         kind = ev.kind_of(body)
-        copies.append(NewEvent(journal.sources.new_id(), kind, ev.VERSIONS[kind], ev.encode_body(body)))
-    tenure = journal.acquire(target, create=False)
-    try:
-        _append(tenure, copies, state)
-    finally:
-        tenure.release(len(outcomes))
-
-
-def _append(tenure: Tenure, copies: list[NewEvent], state: ThreadState) -> None:
-    while copies:
-        count = size = 0
-        for event in copies:
-            size += len(event.body)
-            if count and (count >= BATCH_EVENTS_MAX or size > BATCH_BYTES_MAX):
-                break
-            count += 1
-        batch, copies = copies[:count], copies[count:]
-        tenure.append(batch, state=ThreadState.IDLE if copies else state).result()
+        events.append(NewEvent(journal.sources.new_id(), kind, ev.VERSIONS[kind], ev.encode_body(body)))
+        previous = chain(previous, seq, events[-1])
+        hashes.append(previous)
+    messages = ((resolution_key(each.call, each.attempt), *encode_message(each)) for each in outcomes)
+    made = journal.fork(
+        Fork(
+            thread=target,
+            origin=origin.thread,
+            upto=origin.seq,
+            upto_hash=origin.hash,
+            events=tuple(events),
+            hashes=tuple(hashes),
+            state=state,
+            messages=tuple(messages),
+        )
+    )
+    if not made:
+        raise UsageError(f"there is a thread {target!r} already; give the fork another name")
 
 
 def _free_name(journal: Journal, thread: str, cut: int) -> str:

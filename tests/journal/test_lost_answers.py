@@ -11,9 +11,10 @@ import pytest
 from appends import event, verify
 from conftest import PostgresServer
 from fault_proxy import Cut, FaultProxy
+from refold.journal.envelope import chain
 from refold.journal.errors import RefoldError, StoreUnavailable
 from refold.journal.journal import Journal
-from refold.journal.store import AppendResult, Outcome, Release, ThreadState
+from refold.journal.store import AppendResult, Fork, Outcome, Release, ThreadState
 from refold.journal.tenure import Tenure
 
 RUNNING = ThreadState.RUNNING
@@ -260,6 +261,30 @@ def test_acquire_send_and_release_survive_a_lost_answer(
 
     assert [message.key for message in journal.inbox("a")] == ["the-key"]
     assert journal.info("a").holder is None
+
+
+@pytest.mark.parametrize("cut", list(Cut))
+def test_a_fork_whose_answer_was_lost_is_there_once(journal: Journal, proxy: FaultProxy, cut: Cut) -> None:
+    tenure = journal.acquire("a")
+    write(tenure, 3)
+    own = event(kind="forked_here")
+    digest = chain(tenure.head_hash, 4, own)
+    proxy.arm(cut, "forked_here")
+
+    assert journal.fork(
+        Fork(
+            thread="b",
+            origin="a",
+            upto=3,
+            upto_hash=tenure.head_hash,
+            events=(own,),
+            hashes=(digest,),
+            state=RUNNING,
+            messages=(("k", "signal", b"1"),),
+        )
+    )
+    check(journal, "b", 4)
+    assert [message.key for message in journal.inbox("b")] == ["k"]
 
 
 def test_one_bad_append_does_not_take_its_group_down(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import uuid
 from collections import defaultdict
 from typing import Any
 
 import pytest
 import refold
+from appends import Pen, event
+from msgspec import structs
 from refold import Agent, Journal, Run, ScriptedModel, ToolContext, ToolError, program, tool
 from refold.agent.scripted import call, say
 from refold.journal.errors import ThreadNotFound, UsageError
+from refold.journal.memory import MemoryStore
 from refold.replay import events as ev
 from refold.replay import rebuild
 from refold.replay.fork import fork
@@ -209,6 +213,44 @@ async def test_forks_of_forks_and_names(origin: Journal) -> None:
         fork(origin, "t", replace=(4, 1))
     with pytest.raises(ThreadNotFound):
         origin.info("none")
+
+
+class Dies(MemoryStore):
+    """A store whose process dies after some more calls that write."""
+
+    left: int | None = None
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("create", "acquire", "append", "append_many", "send", "release", "fork"):
+            if self.left == 0:
+                raise KeyboardInterrupt
+            self.left = None if self.left is None else self.left - 1
+        return super().__getattribute__(name)
+
+
+def test_a_fork_that_broke_off_anywhere_left_nothing_that_could_be_resumed() -> None:
+    """Of a thread longer than one append takes: a part of it would look like a whole thread."""
+    store = Dies()
+    with Journal(store) as journal:
+        scribe, texts = (
+            Pen(store, "t"),
+            [event(ev.encode_body(ev.Patched(at=1, run="r1", id="x")), "patched")],
+        )
+        scribe.write(event(ev.encode_body(ev.ThreadCreated(at=1, uid="u")), "thread_created"))
+        for _ in range(3):
+            scribe.write(*(structs.replace(each, id=uuid.uuid4()) for each in texts * 500))
+        for calls in range(20):
+            store.left = calls
+            try:
+                made = fork(journal, "t", name="f")
+            except KeyboardInterrupt:
+                store.left = None
+                with pytest.raises(ThreadNotFound):
+                    journal.info("f")
+            else:
+                assert (made.seq, journal.info("f").head) == (1501, 1502)
+                return
+    pytest.fail("never got to its end")
 
 
 async def test_a_fork_works_on_postgres(pg_dsn: str) -> None:
