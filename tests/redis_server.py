@@ -92,8 +92,8 @@ class RedisProcess:
         from redis.backoff import ConstantBackoff
         from redis.retry import Retry
 
-        patient = Retry(ConstantBackoff(0.02), 250)
-        return redis.Redis(port=self.port, retry=patient, retry_on_error=[redis.ConnectionError])
+        patient = Retry(ConstantBackoff(0.02), 250, supported_errors=(redis.ConnectionError, OSError))
+        return redis.Redis(host="127.0.0.1", port=self.port, retry=patient)
 
     def kill(self) -> None:
         """SIGKILL, and see it gone; what it held is gone too, unless it was saved."""
