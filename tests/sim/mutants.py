@@ -280,9 +280,14 @@ def the_lease_is_not_checked_before_a_call(still_ours: Any) -> Any:
     return lambda self: True
 
 
-@mutant(Session, "_wake_at", "time_is_kept", (W, 0, ""))
-def timers_strike_when_nothing_else_goes_on(wake_at: Any) -> Any:
-    return lambda self, at_us: wake_at(self, at_us) if self._gate.idle else None
+@mutant(Session, "__init__", "time_is_kept", (W, 0, ""))
+def timers_strike_when_nothing_else_goes_on(init: Any) -> Any:
+    def deaf(self: Any, *args: Any, **options: Any) -> None:
+        init(self, *args, **options)
+        wake_at = self._alarms.wake_at
+        self._alarms.wake_at = lambda at_us: wake_at(at_us) if self._gate.idle else None
+
+    return deaf
 
 
 @mutant(Session, "failed", "every_run_ends", (E, 1, "rival"))
