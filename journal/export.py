@@ -12,8 +12,9 @@ from typing import BinaryIO, cast
 from msgspec import Struct
 
 from .envelope import BATCH_BYTES_MAX, GENESIS, Event
-from .errors import ThreadNotFound, ThreadsDiffer, UsageError
+from .errors import Corrupt, ThreadNotFound, ThreadsDiffer, UsageError
 from .journal import Journal
+from .packed import is_sealed, packing
 from .store import Admission, Admitted, ThreadState
 from .thread_file import FORMAT, FiledThread, Header, read_threads, write_thread
 
@@ -73,7 +74,7 @@ def export_file(journal: Journal, threads: Iterable[str], path: str | os.PathLik
     whole = Path(path)
     part = whole.with_name(f".{whole.name}.{os.getpid()}.part")
     try:
-        with part.open("wb") as plain:
+        with part.open("w+b") as plain:
             exported = _export_all(journal, threads, plain, compress=whole.suffix == ".gz")
             plain.flush()
             os.fsync(plain.fileno())
@@ -90,9 +91,8 @@ def _export_all(
 ) -> list[Exported]:
     if not compress:
         return [export_thread(journal, thread, plain) for thread in threads]
-    # No name and no time inside: the same thread gives the same file.
-    with gzip.GzipFile(filename="", mode="wb", fileobj=plain, mtime=0) as packed:
-        return [export_thread(journal, thread, cast("BinaryIO", packed)) for thread in threads]
+    with packing(plain) as packed:
+        return [export_thread(journal, thread, packed) for thread in threads]
 
 
 def read_file(
@@ -110,10 +110,21 @@ def read_file(
         Corrupt: The file is not what was written; names thread, seq and line.
         UsageError: It cannot be read, is no export, or of a newer format.
     """
+    name, thread = os.fspath(path), ""
     with _opened(path) as lines:
         if offset:
             lines.seek(offset)
-        yield from read_threads(lines, name=os.fspath(path), line=line)
+        for filed in read_threads(lines, name=name, line=line):
+            thread = filed.header.thread
+            yield filed
+    # Last, since a line that does not hold says where the damage is.
+    if name.endswith(".gz") and not is_sealed(path):
+        raise Corrupt(
+            thread,
+            0,
+            f"{name}: each line holds, but the compressed file was changed or cut off since it was written. If another "
+            "program compressed it, decompress it and use the file without '.gz'",
+        )
 
 
 def import_file(

@@ -19,8 +19,10 @@ from refold.journal.envelope import GENESIS, Event, NewEvent, chain
 from refold.journal.errors import Corrupt, ThreadsDiffer, ThreadSealed, UsageError
 from refold.journal.journal import Journal
 from refold.journal.memory import MemoryStore
+from refold.journal.packed import SEAL_BYTES, packing
 from refold.journal.store import ThreadState
 from refold.journal.thread_file import Header, read_threads, write_thread
+from refold.journal.verify import verify_file
 from refold.replay import rebuild
 from refold.replay.runner import read_all
 
@@ -124,6 +126,49 @@ def test_one_flipped_byte_anywhere_is_found_and_named_by_its_line() -> None:
             assert f"line {line}:" in str(found.value), (place, bit)
             assert found.value.seq == min(line - 1, 3)
             assert found.value.thread == ("t" if line > 1 else "")
+
+
+async def test_one_flipped_byte_anywhere_in_a_compressed_file_is_found(
+    memory: Journal, tmp_path: Path
+) -> None:
+    """Gzip checks what it holds; its header, the bits between its blocks and what follows it are checked here."""
+    await record(memory)
+    file = tmp_path / "t.jsonl.gz"
+    export.export_file(memory, ["t"], file)
+    whole = file.read_bytes()
+    assert gzip.decompress(whole) == gzip.decompress(whole[:-SEAL_BYTES])
+    (sound,) = verify_file(file)
+    assert sound.sound
+
+    for place in range(len(whole)):
+        for bit in (1, 0x80):
+            broken = bytearray(whole)
+            broken[place] ^= bit
+            file.write_bytes(broken)
+            try:
+                *_, verdict = verify_file(file)
+            except UsageError as error:
+                # Damage right at the beginning can leave nothing that looks like an export.
+                fault = str(error)
+            else:
+                fault = verdict.fault
+            assert "t.jsonl.gz" in fault, (place, bit)
+    for changed in (whole + b"\0", whole + whole, whole + b"x", *(whole[:-end] for end in range(1, 200))):
+        file.write_bytes(changed)
+        with pytest.raises(Corrupt, match=r"t\.jsonl\.gz"):
+            export.import_file(memory, file, name="copy")
+    assert [info.thread for info in memory.threads()] == ["t"]
+
+
+async def test_a_file_that_another_program_compressed_is_refused_with_a_way_out(
+    memory: Journal, tmp_path: Path
+) -> None:
+    await record(memory)
+    export.export_file(memory, ["t"], tmp_path / "t.jsonl")
+    (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress((tmp_path / "t.jsonl").read_bytes()))
+
+    with pytest.raises(Corrupt, match="decompress it"):
+        export.import_file(memory, tmp_path / "t.jsonl.gz", name="copy")
 
 
 def test_a_file_cut_anywhere_is_found(tmp_path: Path) -> None:
@@ -266,8 +311,8 @@ def test_memory_stays_flat_however_long_the_thread(tmp_path: Path) -> None:
         head = each.hash
     file = tmp_path / "t.jsonl.gz"
     tracemalloc.start()
-    with gzip.open(file, "wb", compresslevel=1) as out:
-        write_thread(Header(1, "t", 20_000, head.hex(), ThreadState.IDLE), events(), out)  # type: ignore[arg-type]
+    with file.open("w+b") as plain, packing(plain) as out:
+        write_thread(Header(1, "t", 20_000, head.hex(), ThreadState.IDLE), events(), out)
     (count,) = [sum(1 for _ in thread.events) for thread in export.read_file(file)]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
