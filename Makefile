@@ -3,6 +3,7 @@
 #   make test lint types         the gate of every change; ARGS='-k lease -x' goes to pytest
 #   make wheel-test              the built distribution in an empty environment
 #   make bench bench-quick       the benchmark: everybody, some minutes a round; or refold against the raw floor
+#   make bench-faults            the same agent killed, started twice and changed: refold and its peers, some minutes
 #   make fuzz                    the property tests and the crash-fuzz levels, long and random; results in tests/out
 
 SHELL := /bin/bash
@@ -25,7 +26,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 QUICK := not slow and not system and not wheel
 DEMO_EXTRAS := embedded$(if $(MODEL),-models)
 
-.PHONY: help demo dev test test-quick wheel-test lint format types fuzz bench bench-quick clean
+.PHONY: help demo dev test test-quick wheel-test lint format types fuzz bench bench-quick bench-faults clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -64,6 +65,9 @@ bench: $(STAMPS)/embedded
 
 bench-quick: $(STAMPS)/embedded
 	$(BIN)/python bench/run.py --quick $(ARGS)
+
+bench-faults: $(STAMPS)/dev
+	$(BIN)/python bench/faults.py
 
 clean:
 	rm -rf .venv .venv-* build dist refold.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
