@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -21,6 +21,18 @@ _WAITING_BYTES_MAX = 64 * 1024 * 1024
 T = TypeVar("T")
 Read = Callable[[str, int, int], list[Event]]
 """Reads events from the store: thread, after, upto; a page of them at least, if they are there."""
+Chunks = dict[tuple[str, int], list[Event] | None]
+"""Chunks to keep, by thread and number; None for one that is to be read first."""
+
+
+class Later(Protocol):
+    """Chunks that are kept when there is time; a `Backlog` is one."""
+
+    def put(self, key: tuple[str, int], value: list[Event] | None, *, size: int = 0) -> None:
+        """Keep a chunk some time, if there is room. Never blocks."""
+
+    def close(self, *, flush_s: float) -> None:
+        """Take no more; give what waits *flush_s*."""
 
 
 class Counts(Struct):
@@ -41,16 +53,22 @@ class HotState:
         link: The cache.
         store: Where the events are.
         ttl_s: How long a chunk is kept.
+        later: Makes what keeps chunks off everybody's path, from the work to be done; a thread of its own by default.
     """
 
-    def __init__(self, link: Link, store: Store, *, ttl_s: float = TTL_S) -> None:
+    def __init__(
+        self,
+        link: Link,
+        store: Store,
+        *,
+        ttl_s: float = TTL_S,
+        later: Callable[[Callable[[Chunks], None]], Later] | None = None,
+    ) -> None:
         self._link = link
         self._store = store
         self._ttl_s = ttl_s
         self.counts = Counts()
-        self._backlog: Backlog[tuple[str, int], list[Event] | None] = Backlog(
-            "refold-hot", self._work, most=_WAITING_MAX, bytes_most=_WAITING_BYTES_MAX, batch=1
-        )
+        self._backlog: Later = (later or _thread_of_its_own)(self._work)
 
     def recall(self, thread: str, head: int) -> dict[int, list[Event]]:
         """The chunks below *head* that the cache holds."""
@@ -82,7 +100,7 @@ class HotState:
         """Give what waits *flush_s* to be kept."""
         self._backlog.close(flush_s=flush_s)
 
-    def _work(self, batch: dict[tuple[str, int], list[Event] | None]) -> None:
+    def _work(self, batch: Chunks) -> None:
         for (thread, number), given in batch.items():
             if not self._link.reach.closed or self._link.writing.wait_s():
                 continue
@@ -98,6 +116,10 @@ class HotState:
                 [(chunk_key(self._store.identity, thread, number), value)], ttl_s=self._ttl_s
             ):
                 self.counts.kept += 1
+
+
+def _thread_of_its_own(work: Callable[[Chunks], None]) -> Later:
+    return Backlog("refold-hot", work, most=_WAITING_MAX, bytes_most=_WAITING_BYTES_MAX, batch=1)
 
 
 def fold_history(

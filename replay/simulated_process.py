@@ -11,11 +11,12 @@ from ..journal.store import AppendResult
 from .inbox import Content
 from .simulation import (
     EVERYWHERE,
-    FAULTS,
+    INLINE,
     LATE_US,
     LATENCY_US,
     MESSAGES,
     OK,
+    PLACES,
     TTL_US,
     Scenario,
     Simulation,
@@ -88,6 +89,7 @@ class Process:
         self.alive = True
         self.paused = False
         self._counts: dict[str, int] = {}
+        self._aside: list[Callable[[], None]] = []
         self._held: list[Callable[[], None]] = []
         self._options = options(owner.scenario.faults)
         skew = self.world.chooser.pick(self._options["clock"], f"{self.name}.clock")
@@ -96,9 +98,21 @@ class Process:
 
     def do(self, kind: str, what: str, latency_us: int, step: Callable[[str], None]) -> None:
         """Have a step happen, unless something goes wrong there; *step* is told what else does."""
-        count = self._counts[what] = self._counts.get(what, 0) + 1
-        place = f"{self.name}.{what}" if count == 1 else f"{self.name}.{what}#{count}"
+        place = self._place(what)
         self.later(latency_us, lambda: self._happen(kind, place, step))
+
+    def strikes(self, kind: str) -> str:
+        """What goes wrong at something that takes no time of its own."""
+        place = self._place(kind)
+        fault = self.world.chooser.pick(self._options[kind], place)
+        if fault != OK:
+            self.world.note(self.name, f"!! {fault} at {place}")
+            self.world.marks[f"fault: {fault}"] += 1
+        return fault
+
+    def aside(self, action: Callable[[], None]) -> None:
+        """Have *action* happen just before whatever this process does next; nothing else changes by it."""
+        self._aside.append(action)
 
     def later(self, delay_us: int, action: Callable[[], None]) -> None:
         """Have *action* happen if this process lives then; when it stands still, as soon as it goes on."""
@@ -107,6 +121,8 @@ class Process:
             if self.paused:
                 self._held.append(action)
             elif self.alive:
+                if self._aside:
+                    self._do_aside()
                 action()
 
         self.world.after(delay_us, when_due)
@@ -148,6 +164,15 @@ class Process:
                 then(result)
 
         self.do(kind, kind, LATENCY_US["store"], arrive)
+
+    def _place(self, what: str) -> str:
+        count = self._counts[what] = self._counts.get(what, 0) + 1
+        return f"{self.name}.{what}" if count == 1 else f"{self.name}.{what}#{count}"
+
+    def _do_aside(self) -> None:
+        waiting, self._aside = self._aside, []
+        for action in waiting:
+            action()
 
     def _orphan(self, perform: Callable[[], Any]) -> None:
         result = perform()
@@ -218,12 +243,10 @@ def options(faults: frozenset[str] | None) -> dict[str, tuple[str, ...]]:
                 OK,
                 *(
                     fault
-                    for fault in (
-                        special if kind in ("clock", "people") else (*special, *EVERYWHERE, *MESSAGES)
-                    )
+                    for fault in (special if kind in INLINE else (*special, *EVERYWHERE, *MESSAGES))
                     if faults is None or fault in faults
                 ),
             )
-            for kind, special in FAULTS.items()
+            for kind, special in PLACES.items()
         }
     return known

@@ -5,17 +5,20 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from ..journal import codec
 from ..journal.envelope import NewEvent
 from ..journal.errors import LeaseLost, RefoldError
-from ..journal.store import Append, AppendResult, Busy, Lease, Message, Release, ThreadState
+from ..journal.hot_state import fold_history
+from ..journal.store import Append, AppendResult, Busy, Lease, Message, Outcome, Release, ThreadState
 from ..journal.tenure import Tenure
 from .commands import Call
 from .opening import Opened, begin_run, take_up_run
 from .rebuild import Thread, load
 from .session import Session
+from .simulated_cache import hot_state
 from .simulated_effects import Effects
 from .simulated_process import Left, Owner, Process
 from .simulation import LATENCY_US, LEASE_TTL_S, TTL_US, Granted, Idle, Sent
@@ -36,6 +39,7 @@ class Worker(Process):
         super().__init__(owner, number)
         self.lease = lease
         self.tenure: Tenure | None = None
+        self._hot = hot_state(self)
         self._steal = steal
         self._session: Session | None = None
         self._effects: Effects | None = None
@@ -102,14 +106,17 @@ class Worker(Process):
     def _open(self) -> None:
         tenure, store = self.tenure, self.world.store
         assert tenure is not None
-        events = store.read(self.owner.name, upto=tenure.head, limit=1_000_000)
-        messages = store.inbox(self.owner.name)
-        if len(events) < tenure.head:
-            self.world.flaws.append(f"{self.name} read {len(events)} events, the head is {tenure.head}")
-            self._give_back("error")
-            return
+        name = self.owner.name
         try:
-            opened = self._opened(events, messages, tenure)
+            self._thread = fold_history(
+                lambda thread, after, upto: store.read(thread, after=after, upto=upto, limit=1_000_000),
+                self._hot,
+                name,
+                tenure.head,
+                tenure.head_hash,
+                partial(load, name),
+            )
+            opened = self._opened(self._thread, store.inbox(name), tenure)
         except Exception as error:  # noqa: BLE001 - whatever the engine raises here is a finding
             self._flaw("taking the run up", error)
             self._give_back("error")
@@ -117,15 +124,14 @@ class Worker(Process):
         if opened is None:
             self._give_back("done")
             return
-        assert self._thread is not None
         self._session = session = opened.session
+        assert self._thread is not None
         session.observe(self._thread.status.apply)
         self._effects = Effects(self, tenure, session, self._enter)
         self._enter(opened.begin)
 
-    def _opened(self, events: Any, messages: list[Message], tenure: Tenure) -> Opened | None:
+    def _opened(self, thread: Thread, messages: list[Message], tenure: Tenure) -> Opened | None:
         scenario = self.owner.scenario
-        thread = self._thread = load(self.owner.name, events)
         run = thread.status.current
         if run is None:
             return begin_run(
@@ -197,6 +203,8 @@ class Worker(Process):
             sent.answered = result
             world.note(self.name, f"append after {append.expected}: {result.outcome.value}")
             settle(result, self._sent_s)
+            if self._hot is not None and result.outcome in (Outcome.APPENDED, Outcome.DUPLICATE):
+                self._hot.committed(append.thread, append.expected, append.expected + len(append.events))
 
         self.call("append", lambda: world.append_arrives(sent), then, sent=self._sending)
 

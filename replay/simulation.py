@@ -76,6 +76,34 @@ refuses: a tool says that nothing happened; fails: it raises and nothing happene
 hangs: it acts and gives no answer in time; hangs early: it acts, and its outcome comes when it was given up.
 """
 
+CACHE_FAULTS: dict[str, tuple[str, ...]] = {
+    "fetch": (
+        "away",
+        "flushed",
+        "partial",
+        "cut",
+        "flipped",
+        "garbage",
+        "foreign",
+        "namesake",
+        "shifted",
+        "restored",
+        "newer",
+    ),
+    "keep": ("away", "full", "forgets", "delays"),
+}
+"""
+What can go wrong with the cache of hot state, where a history has one.
+
+away: no answer, or none in time. flushed, partial: all or every second key is gone. cut, flipped, garbage: the values
+are damaged, or something else. foreign, namesake, shifted: they belong to another database, thread or place.
+restored, newer: they belong to this very thread in another history, other from its first event on or in its last one.
+full: it does not store; forgets: it says that it does; delays: it stores later.
+"""
+PLACES = {**FAULTS, **CACHE_FAULTS}
+INLINE = frozenset({"clock", "people", *CACHE_FAULTS})
+"""Places that are no steps of a worker: nothing but their own faults strikes there."""
+
 MESSAGES = ("cancel", "early", "stale")
 """What the outside can send at any step: a cancel, what it would send later anyway, an answer about no open attempt."""
 
@@ -254,6 +282,7 @@ class Simulation:
         chooser: Decides what goes wrong.
         trace: Whether to keep a timeline for people.
         store: What holds the threads, made from the database's clock; a `MemoryStore` by default.
+        cached: Whether the workers share a cache of hot state.
 
     Attributes:
         ledger: What was done outside, in order.
@@ -271,12 +300,15 @@ class Simulation:
         *,
         trace: bool = False,
         store: Callable[[Sources], Store] = MemoryStore,
+        cached: bool = False,
     ) -> None:
         self.now_us = START_US
         self.jump_us = 0
         self.step = 0
         self.chooser = chooser
         self.store = store(_DatabaseClock(self))
+        self.cache: dict[str, bytes] | None = {} if cached else None
+        """Keys and values of the cache of hot state, if there is one."""
         self.ledger: list[Deed] = []
         self.sent: list[Sent] = []
         self.granted: list[Granted] = []

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from fuzz_report import record
 from msgspec import Struct, field, structs
+from refold.journal import chunks, hot_state
+from refold.journal.envelope import Event
 from refold.replay.odometer import Chooser, Odometer, Placed, Placement
 from refold.replay.simulated_thread import Lane
-from refold.replay.simulation import Scenario, Simulation
+from refold.replay.simulation import CACHE_FAULTS, Scenario, Simulation
+from sim import replay_oracles
 from sim.history import History
-from sim.oracles import meaning, violations
+from sim.oracles import log_is_that_without_redis, meaning, violations
 from sim.scenarios import ENDS_IN_FAILURE, STEADY_NAMES
 
 MARKS = frozenset(
@@ -69,6 +74,13 @@ class Tally(Struct):
     def rate(self) -> float:
         return self.histories / self.seconds if self.seconds else 0.0
 
+    def add(self, other: Tally) -> None:
+        """Count *other* in."""
+        self.histories += other.histories
+        self.seconds += other.seconds
+        self.marks.update(other.marks)
+        self.found += other.found
+
     def report(self, part: str, marks: Iterable[str] = ()) -> str:
         """Hand in what was seen; one line for people."""
         seen = [mark for mark, times in self.marks.items() if times]
@@ -105,20 +117,68 @@ def quiet_run(scenario: Scenario, thread: str = "t1") -> dict[str, Any]:
     return _quiet[key]
 
 
+@contextmanager
+def small_chunks() -> Iterator[None]:
+    """Threads of a simulation are shorter than a chunk of hot state is; and its warnings are of no interest."""
+    size = chunks.CHUNK_EVENTS
+    chunks.CHUNK_EVENTS = hot_state.CHUNK_EVENTS = 4
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        chunks.CHUNK_EVENTS = hot_state.CHUNK_EVENTS = size
+        logging.disable(logging.NOTSET)
+
+
+_plain: dict[tuple[str, tuple[Placement, ...]], list[list[Event]]] = {}
+
+
+def logs_without_cache(
+    scenario: Scenario, threads: int, faults: Sequence[Placement]
+) -> tuple[tuple[Placement, ...], list[list[Event]]]:
+    """Those of *faults* that are not the cache's, and what the logs are when they alone strike and there is none."""
+    others = tuple((place, fault) for place, fault in faults if not is_of_cache(place))
+    key = (f"{scenario.name} {threads}", others)
+    if key not in _plain:
+        if len(_plain) > 1000:
+            _plain.clear()
+        world = Simulation(Placed(others))
+        lanes = [Lane(world, scenario, f"t{number}") for number in range(1, threads + 1)]
+        world.run()
+        _plain[key] = [lane.events for lane in lanes]
+    return others, _plain[key]
+
+
+def forget() -> None:
+    """Judge anew what has been judged: the engine is another one."""
+    _plain.clear()
+    replay_oracles.forget()
+
+
+def is_of_cache(place: str) -> bool:
+    """Whether the cache is called there."""
+    return place.partition(".")[2].partition("#")[0] in CACHE_FAULTS
+
+
 def play(
-    scenario: Scenario, chooser: Chooser, *, threads: int = 1, trace: bool = False
+    scenario: Scenario, chooser: Chooser, *, threads: int = 1, trace: bool = False, cached: bool = False
 ) -> tuple[Simulation, list[tuple[str, str]]]:
     """One history of one or more threads in one store, and the promises it breaks."""
     steady = scenario.name in STEADY_NAMES
-    world = Simulation(chooser, trace=trace)
-    lanes = [Lane(world, scenario, f"t{number}") for number in range(1, threads + 1)]
-    world.run()
+    world = Simulation(chooser, trace=trace, cached=cached)
+    with small_chunks() if cached else nullcontext():
+        lanes = [Lane(world, scenario, f"t{number}") for number in range(1, threads + 1)]
+        world.run()
     broken: list[tuple[str, str]] = []
     for lane in lanes:
         quiet = quiet_run(scenario, lane.name) if steady else None
-        history = History(world, lane, chooser.taken, quiet)
-        broken += violations(history)
-        _mark(world, history)
+        played = History(world, lane, chooser.taken, quiet)
+        broken += violations(played)
+        _mark(world, played)
+    if cached:
+        others, plain = logs_without_cache(scenario, threads, chooser.taken)
+        for lane, events in zip(lanes, plain, strict=True):
+            broken += log_is_that_without_redis(lane.events, events, others)
     return world, broken
 
 
@@ -144,6 +204,7 @@ def exhaust(
     stop_at: int = 3,
     seconds_max: float = 1e9,
     wanted: frozenset[str] | None = None,
+    cached: bool = False,
 ) -> Tally:
     """
     Every placement of at most *faults* faults of the kinds *only*.
@@ -155,6 +216,7 @@ def exhaust(
         stop_at: Stop when so many histories have been found that break a promise.
         seconds_max: Stop after so much processor time.
         wanted: Count only histories that break one of these promises.
+        cached: Whether there is a cache of hot state.
     """
     quiet_run(scenario)
     if only is not None:
@@ -163,7 +225,7 @@ def exhaust(
     begun = time.process_time()
     odometer = Odometer(faults)
     while odometer.turn():
-        world, broken = play(scenario, odometer)
+        world, broken = play(scenario, odometer, cached=cached)
         tally.histories += 1
         tally.marks.update(world.marks)
         if broken and (wanted is None or any(promise in wanted for promise, _ in broken)):
@@ -177,9 +239,9 @@ def exhaust(
     return tally
 
 
-def screen(scenario: Scenario, found: Found, *, threads: int = 1) -> str:
+def screen(scenario: Scenario, found: Found, *, threads: int = 1, cached: bool = False) -> str:
     """What a person needs of a failing history: choices, timeline, ledger, promise, and how to play it again."""
-    world, broken = play(scenario, Placed(found.faults), threads=threads, trace=True)
+    world, broken = play(scenario, Placed(found.faults), threads=threads, trace=True, cached=cached)
     timeline = world.timeline or []
     columns = {who: number * 12 for number, who in enumerate(sorted({who for _, who, _ in timeline}))}
     lines = [f"scenario {found.scenario}, faults {found.faults}"]

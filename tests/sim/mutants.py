@@ -12,10 +12,21 @@ from contextlib import contextmanager
 from typing import Any
 
 from msgspec import Struct, structs
+from refold.journal import hot_state
 from refold.journal.envelope import chain
+from refold.journal.errors import Corrupt, RefoldError
+from refold.journal.link import Link
 from refold.journal.memory import MemoryStore
 from refold.journal.store import AppendResult, Message, Outcome
-from refold.replay import matching, opening, session, simulated_effects, simulation
+from refold.replay import (
+    matching,
+    opening,
+    rebuild,
+    session,
+    simulated_effects,
+    simulated_worker,
+    simulation,
+)
 from refold.replay.commands import Call, Phase, StepCall, ToolCall
 from refold.replay.gate import Gate
 from refold.replay.holds import Holds
@@ -24,6 +35,7 @@ from refold.replay.interpreter import Interpreter
 from refold.replay.outbox import Outbox
 from refold.replay.session import Session
 from sim import scenarios
+from sim.explore import forget
 
 Hunt = tuple[Any, int, str] | tuple[Any, dict[str, str]]
 
@@ -48,12 +60,14 @@ class Mutant(Struct, frozen=True):
     def at_large(self) -> Iterator[None]:
         """While this is entered the guard is missing."""
         owner, name, make = self.patch
-        original = getattr(owner, name)
-        setattr(owner, name, make(original))
+        original = owner.__dict__[name]
+        setattr(owner, name, make(getattr(owner, name)))
+        forget()
         try:
             yield
         finally:
             setattr(owner, name, original)
+            forget()
 
 
 MUTANTS: list[Mutant] = []
@@ -270,6 +284,53 @@ def who_only_looks_writes_all_the_same(has_news: Any) -> Any:
 @mutant(matching, "_rests", "engine_raises_nothing every_run_ends", (E, 1, "crash"))
 def a_run_rests_though_its_log_does_not_say_so(rests: Any) -> Any:
     return lambda interpreter, holds: True
+
+
+# Hot state
+
+
+@mutant(rebuild, "chain", "log_is_that_without_redis", (E, 1, "restored"))
+def the_chain_is_not_checked_when_a_log_is_read(chain: Any) -> Any:
+    return lambda previous, seq, event: event.hash
+
+
+@mutant(
+    simulated_worker, "fold_history", "log_is_that_without_redis engine_raises_nothing", (E, 2, "newer crash")
+)
+def hot_state_is_believed_whatever_the_heads_hash_is(fold_history: Any) -> Any:
+    def credulous(read: Any, hot: Any, thread: str, head: int, head_hash: bytes, fold: Any) -> Any:
+        known = {} if hot is None else hot.recall(thread, head)
+        try:
+            return fold(list(hot_state._patched(read, thread, head, known)))
+        except RefoldError:
+            return fold_history(read, None, thread, head, head_hash, fold)
+
+    return credulous
+
+
+@mutant(simulated_worker, "fold_history", "engine_raises_nothing", (E, 1, "restored"))
+def the_log_is_not_asked_when_hot_state_does_not_fit_it(fold_history: Any) -> Any:
+    def stubborn(read: Any, hot: Any, thread: str, head: int, head_hash: bytes, fold: Any) -> Any:
+        known = {} if hot is None else hot.recall(thread, head)
+        return fold(list(hot_state._patched(read, thread, head, known)))
+
+    return stubborn
+
+
+@mutant(hot_state, "decode", "engine_raises_nothing", (E, 1, "garbage"))
+def a_damaged_chunk_is_an_error(decode: Any) -> Any:
+    def strict(value: bytes | None, identity: str, thread: str, number: int) -> Any:
+        events = decode(value, identity, thread, number)
+        if value is not None and events is None:
+            raise Corrupt(thread, number, "not a chunk")
+        return events
+
+    return strict
+
+
+@mutant(Link, "_try", "engine_raises_nothing", (E, 1, "away"))
+def a_cache_that_is_away_is_an_error(attempt: Any) -> Any:
+    return lambda self, call, otherwise: call()
 
 
 # Leases, time, ends

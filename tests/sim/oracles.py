@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
 
+from refold.journal.envelope import Event
 from sim.history import ALTERING, HELD, MEMORY, ROBBERY, History, is_outcome, tell
 from sim.replay_oracles import conversation_is_valid, log_replays
 
@@ -107,6 +109,19 @@ def only_holder_never_conflicts(history: History) -> Iterator[str]:
             result.outcome.value in ("conflict", "missing") for result in sent.results
         ):
             yield f"{sent.worker}, alone with fence {sent.append.fence}, met a conflict after {sent.append.expected}"
+
+
+def log_is_that_without_redis(
+    events: list[Event], plain: list[Event], faults: Sequence[tuple[str, str]]
+) -> Iterator[tuple[str, str]]:
+    """17. Whatever the cache does, the log is the one of a history without it, byte for byte."""
+    for event, other in zip_longest(events, plain):
+        if event != other:
+            yield (
+                "log_is_that_without_redis",
+                f"with {list(faults)} and no cache seq {(event or other).seq} is {other}, with one {event}",
+            )
+            return
 
 
 # Effects

@@ -18,6 +18,12 @@ _replayed: set[tuple[str, bytes]] = set()
 _folded: set[bytes] = set()
 
 
+def forget() -> None:
+    """Judge anew what has been judged."""
+    _replayed.clear()
+    _folded.clear()
+
+
 def log_replays(history: History) -> Iterator[str]:
     """13. The log replays strictly to its end; from each of its prefixes the same follows, and nothing acts."""
     key = (history.lane.scenario.name, history.events[-1].hash if history.events else b"")

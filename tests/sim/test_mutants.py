@@ -7,9 +7,12 @@ import time
 import pytest
 from fuzz_report import record
 from refold.replay.odometer import Placed
-from sim.explore import exhaust, play, quiet_run
+from refold.replay.simulation import CACHE_FAULTS
+from sim.explore import exhaust, is_of_cache, play, quiet_run
 from sim.mutants import MUTANTS, Mutant
 from sim.scenarios import ALL
+
+CACHE = {fault for kind in CACHE_FAULTS.values() for fault in kind}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -25,11 +28,12 @@ def caught(mutant: Mutant) -> tuple[set[str], int]:
     with mutant.at_large():
         for scenario, where, *kinds in mutant.hunts:
             if isinstance(where, dict):
-                _, broken = play(scenario, Placed(where))
+                _, broken = play(scenario, Placed(where), cached=any(map(is_of_cache, where)))
                 histories += 1
             else:
                 only = kinds[0].split()
-                tally = exhaust(scenario, where, only=only, wanted=mutant.caught_by, stop_at=1)
+                cached = bool(CACHE & set(only))
+                tally = exhaust(scenario, where, only=only, wanted=mutant.caught_by, stop_at=1, cached=cached)
                 histories += tally.histories
                 broken = tally.found[-1].broken if tally.found else []
             seen |= {promise for promise, _ in broken}
