@@ -72,21 +72,19 @@ def interpret(
     """
     before = thread.bodies[: run.first_seq - 1]
     recorded = thread.bodies[run.first_seq - 1 : run.last_seq]
-    earlier = ThreadStatus(thread.name)
-    for seq, body in enumerate(before, 1):
-        earlier.apply(seq, body)
+    start = thread.status.starts[run.run]
     accepted = {(b.recorded, b.asked) for b in recorded if isinstance(b, ev.DivergenceAccepted)}
     if accept is not None:
         accepted.add(accept)
     interpreter = Interpreter(
         program,
         thread=thread.name,
-        uid=earlier.uid,
+        uid=start.uid,
         run_id=run.run,
         prior=program.prior(before),
         accepted=frozenset(accepted),
         patches=frozenset(b.id for b in recorded if isinstance(b, ev.Patched)),
-        doubted=frozenset(earlier.doubted),
+        doubted=start.doubted,
     )
     interpreter.remaining = len(recorded)
     try:

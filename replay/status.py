@@ -97,6 +97,13 @@ class RunState(Struct):
         return self.status in ("finished", "failed", "cancelled")
 
 
+class Start(Struct, frozen=True):
+    """What a thread was when a run began."""
+
+    uid: str
+    doubted: frozenset[tuple[str, bytes]]
+
+
 class ThreadStatus(Struct):
     """A thread as its events tell it."""
 
@@ -108,6 +115,8 @@ class ThreadStatus(Struct):
     runs: list[RunState] = field(default_factory=list)
     doubted: set[tuple[str, bytes]] = field(default_factory=set)
     """(tool, argument bytes) whose effect is unknown: an identical call needs an approval."""
+    starts: dict[str, Start] = field(default_factory=dict)
+    """By run."""
 
     @property
     def current(self) -> RunState | None:
@@ -153,6 +162,7 @@ class ThreadStatus(Struct):
             case ev.ThreadForked():
                 self.uid, self.origin = body.uid, body.origin
             case ev.RunStarted():
+                self.starts[body.run] = Start(self.uid, frozenset(self.doubted))
                 self.runs.append(
                     RunState(
                         run=body.run,

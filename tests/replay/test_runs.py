@@ -12,6 +12,7 @@ import refold
 from refold import Journal, Messages, ModelError, ModelReply, Run, ToolContext, ToolError, program, tool
 from refold.replay import rebuild
 from refold.replay.runner import read_all
+from refold.replay.status import ThreadStatus
 
 
 def kinds(journal: Journal, thread: str) -> list[str]:
@@ -341,3 +342,45 @@ async def test_a_tool_may_ask_for_its_context(journal: Journal) -> None:
     (key, attempt, deps), (other, _, _) = result.output
     assert key != other
     assert (attempt, deps) == (1, "d")
+
+
+async def test_a_doubt_of_an_earlier_run_holds_an_identical_call_after_a_restart_too(journal: Journal) -> None:
+    @tool
+    def burn() -> None:
+        """Burn."""
+        raise ValueError("half done")
+
+    @program
+    async def once(run: Run, number: int) -> None:
+        with contextlib.suppress(ToolError):
+            await run.tool(burn)
+
+    assert (await refold.run(once, 1, journal=journal, thread="t")).status == "finished"
+    held = await refold.run(once, 2, journal=journal, thread="t", wait=False)
+    again = await refold.resume(once, journal=journal, thread="t", wait=False)
+
+    for result in (held, again):
+        assert [(call.call, call.status) for call in result.pending] == [("r2/1", "waits for approval")]
+    check(once, journal, "t")
+
+
+async def test_an_event_is_folded_once_however_many_runs_are_replayed(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @program
+    async def short(run: Run, number: int) -> int:
+        return number
+
+    for number in range(20):
+        await refold.run(short, number, journal=journal, thread="t")
+    folded: list[int] = []
+    apply = ThreadStatus.apply
+
+    def counted(status: ThreadStatus, seq: int, body: Any) -> None:
+        folded.append(seq)
+        apply(status, seq, body)
+
+    monkeypatch.setattr(ThreadStatus, "apply", counted)
+    check(short, journal, "t")
+
+    assert folded == [event.seq for event in read_all(journal, "t")]
