@@ -344,7 +344,9 @@ async def test_a_tool_may_ask_for_its_context(journal: Journal) -> None:
     assert (attempt, deps) == (1, "d")
 
 
-async def test_a_doubt_of_an_earlier_run_holds_an_identical_call_after_a_restart_too(journal: Journal) -> None:
+async def test_a_doubt_of_an_earlier_run_holds_an_identical_call_after_a_restart_too(
+    journal: Journal,
+) -> None:
     @tool
     def burn() -> None:
         """Burn."""
