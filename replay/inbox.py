@@ -46,9 +46,9 @@ class Resolution(Struct, frozen=True, omit_defaults=True):
 
 
 class Cancel(Struct, frozen=True, omit_defaults=True):
-    """A wish to end a run; without `run`, whichever is going on."""
+    """A wish to end exactly this run: one that comes when it has ended must not end the next one."""
 
-    run: str | None = None
+    run: str
     reason: str = ""
     by: str = ""
 

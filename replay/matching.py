@@ -73,7 +73,7 @@ def match(message: Message, interpreter: Interpreter, *, at: int) -> Match | Non
     content = decode_message(message)
     match content:
         case Cancel():
-            if content.run not in (None, interpreter.run_id):
+            if content.run != interpreter.run_id:
                 return Match(None)
             reason, by = content.reason, content.by
             return Match(ev.CancelRequested(at=at, run=interpreter.run_id, reason=reason, by=by))

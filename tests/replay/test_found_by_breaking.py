@@ -48,7 +48,7 @@ async def test_a_message_to_a_poisoned_run_does_not_make_a_resume_spin_and_a_can
         send(journal, Input(Raw(b"1")), "i")
         async with asyncio.timeout(10):
             assert (await refold.resume(runs, journal=journal, thread="t")).status == "parked"
-        send(journal, Cancel(reason="enough"), "c")
+        send(journal, Cancel("r1", reason="enough"), "c")
         async with asyncio.timeout(10):
             result = await refold.resume(runs, journal=journal, thread="t")
 

@@ -232,7 +232,7 @@ async def test_cancelling_records_what_returns_and_doubts_the_rest(journal: Jour
         )
     )
     await entered.wait()
-    send(journal, Cancel(reason="enough"), "c1")
+    send(journal, Cancel("r1", reason="enough"), "c1")
     result = await task
 
     assert result.status == "cancelled"
