@@ -7,7 +7,7 @@ No pickle; nothing read from a log is ever imported or called.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -27,6 +27,7 @@ __all__ = [
     "describe_error",
     "encode",
     "normalise",
+    "refuse_size",
     "restore",
 ]
 
@@ -93,10 +94,15 @@ def canonical(obj: Any) -> bytes:
 def check_size(data: bytes, *, what: str, limit: int) -> None:
     """Raise `LimitExceeded` if *data* has more than *limit* bytes."""
     if len(data) > limit:
-        raise LimitExceeded(
-            f"{what} has {len(data)} bytes, the limit is {limit}; "
-            "keep large data outside the journal and record a reference to it"
-        )
+        refuse_size(len(data), what=what, limit=limit)
+
+
+def refuse_size(size: int, *, what: str, limit: int) -> NoReturn:
+    """Raise the `LimitExceeded` of *what*, which has *size* bytes."""
+    raise LimitExceeded(
+        f"{what} has {size} bytes, the limit is {limit}; "
+        "keep large data outside the journal and record a reference to it"
+    )
 
 
 def _is_plain(value: Any, room: int) -> bool:

@@ -18,15 +18,19 @@ from .errors import LimitExceeded, UsageError
 VERSION_MAX = 32767
 
 
-def _check_name(what: str, text: str, bytes_max: int) -> None:
+def check_name(what: str, text: str, bytes_max: int) -> str:
+    """Return *text* if it can name something, else raise `LimitExceeded` saying why *what* cannot be so."""
+    if not isinstance(text, str):
+        raise LimitExceeded(f"{what} is a text, not {type(text).__name__}: {text!r:.40}")
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        raise LimitExceeded(f"{what} {text!r} is not valid Unicode") from None
+        raise LimitExceeded(f"{what} is valid Unicode; this one is not: {text[:40]!r}") from None
     if not 1 <= size <= bytes_max or "\0" in text:
         raise LimitExceeded(
             f"{what} is 1 to {bytes_max} bytes of UTF-8 without NUL; this one has {size}: {text[:40]!r}"
         )
+    return text
 
 
 def _check_body(where: str, body: bytes) -> None:
@@ -52,7 +56,7 @@ def check_batch(thread: str, expected: int, events: Sequence[NewEvent]) -> None:
         if size > EVENT_BYTES_MAX:
             _check_body(f"event {event.kind!r} at seq {seq} of thread {thread!r}", event.body)
         if not event.kind.isascii() or not 1 <= len(event.kind) <= KIND_BYTES_MAX or "\0" in event.kind:
-            _check_name("an event kind", event.kind, KIND_BYTES_MAX)
+            check_name("an event kind", event.kind, KIND_BYTES_MAX)
         if not 0 < event.version <= VERSION_MAX:
             raise LimitExceeded(f"an event version is 1 to {VERSION_MAX}; {event.kind!r} has {event.version}")
         total += size
@@ -71,6 +75,6 @@ def check_events(thread: str, events: Sequence[Event]) -> None:
 
 def check_message(thread: str, key: str, kind: str, body: bytes) -> None:
     """Raise `LimitExceeded` unless the message can be put into the inbox of *thread*."""
-    _check_name("a message key", key, KEY_BYTES_MAX)
-    _check_name("a message kind", kind, KIND_BYTES_MAX)
+    check_name("a message key", key, KEY_BYTES_MAX)
+    check_name("a message kind", kind, KIND_BYTES_MAX)
     _check_body(f"the message {key!r} to thread {thread!r}", body)

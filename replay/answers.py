@@ -15,8 +15,10 @@ from msgspec import Raw, Struct
 from ..journal import codec
 from ..journal.errors import UnsupportedValue, UsageError
 from ..journal.journal import Journal
+from ..journal.limits import check_name
 from ..journal.store import Message, ThreadInfo
 from . import events as ev
+from .door import NAME_BYTES_MAX, RESULT_BYTES_MAX
 from .errors import Effect, NotPending
 from .inbox import (
     CANCEL,
@@ -201,10 +203,11 @@ def signal(
         NotPending: The thread has no unfinished run.
         UsageError: *value* is no JSON text as bytes.
     """
+    check_name("the name of a signal", name, NAME_BYTES_MAX)
     info, status = _look(journal, thread)
     if status.unfinished is None:
         raise NotPending(f"thread {thread!r} has no unfinished run that could take the signal {name!r}")
-    content = Signal(name=codec.clean_text(name), value=_value(value, "value"), by=codec.clean_text(by))
+    content = Signal(name=name, value=_value(value, "value"), by=codec.clean_text(by))
     return _send(journal, info, f"{SIGNAL}/{_unique(journal, key)}", content)
 
 
@@ -324,6 +327,7 @@ def _open_calls(status: ThreadStatus, call: str) -> str:
 
 def _send(journal: Journal, info: ThreadInfo, key: str, content: Content) -> Given:
     kind, body = encode_message(content)
+    codec.check_size(body, what=f"the {kind} for thread {info.thread!r}", limit=RESULT_BYTES_MAX)
     sent = journal.send(info.thread, key=key, kind=kind, body=body)
     return _given(info, sent.message, content, fresh=sent.fresh)
 
@@ -384,13 +388,11 @@ def _words(content: Content) -> str:
         case Input():
             text = f"input {one_line(beginning(content.input))}"
         case Cancel():
-            text = f"cancel {content.run or 'the run'}"
+            text = f"cancel {content.run}"
     return f"{text}, by {content.by}" if content.by else text
 
 
 def _unique(journal: Journal, key: str | None) -> str:
     if key is None:
         return journal.sources.new_id().hex
-    if not key:
-        raise UsageError("a key is a text that is not empty; leave it out if nothing is to be told apart")
-    return key
+    return check_name("a key, if one is given,", key, NAME_BYTES_MAX)

@@ -18,6 +18,7 @@ from ..journal.errors import LeaseLost, MissingExtra, RefoldError, StoreError
 from ..journal.journal import Journal
 from ..journal.tenure import Tenure
 from .commands import Call, ModelCall, StepCall, ToolCall
+from .door import checked_reply
 from .errors import ModelError, ToolError
 from .events import decode_bytes
 from .inbox import Resolution, encode_message, resolution_key
@@ -241,8 +242,10 @@ class Effects:
         params, show = command.request.params, self._world.show
         request = {**params.values, **params.secret, "messages": command.request.messages()}
         if show is None or not isinstance(models, StreamingClient):
-            return await models.respond(request)
-        return await models.stream(request, partial(show, call_id))
+            reply = await models.respond(request)
+        else:
+            reply = await models.stream(request, partial(show, call_id))
+        return checked_reply(reply, models)
 
     # Tools
 

@@ -12,8 +12,10 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ..journal.errors import LimitExceeded
 from .branch import Branch, Group
 from .commands import Call
+from .door import check_call
 from .errors import ForeignAwait
 from .requests import Interner, Prior
 from .run import Ask, GatherAsk, Run
@@ -178,6 +180,12 @@ class Machine:
         path = branch.next_path()
         call = Call(path, f"{self._run_id}/{path}", ask.make(), branch)
         ask.call_id = call.id
+        try:
+            check_call(call)
+        except LimitExceeded as error:
+            # An event that no append takes would be asked for again and again.
+            self._ready.append((branch, None, error))
+            return
         self.pending[path] = call
         self._asked.append(call)
 

@@ -9,19 +9,16 @@ from typing import Any
 from msgspec import Raw, Struct
 
 from ..journal import codec
-from ..journal.envelope import EVENT_BYTES_MAX
 from ..journal.errors import LimitExceeded, UnsupportedValue
 from . import events as ev
 from .commands import Call, ModelCall, Phase, Sleep, StepCall, ToolCall, WaitFor
+from .door import RESULT_BYTES_MAX, check_response, check_result
 from .errors import Effect, ModelError, ToolError
 from .inbox import Resolution
 from .machine import Done
 from .outcomes import DidNotHappen, Happened, Reconciled, ToolRaised
 from .ports import ModelReply
 from .response import encode_reply
-
-RESULT_BYTES_MAX = EVENT_BYTES_MAX - 1024 * 1024
-"""Largest recorded value: an event less room for what surrounds it."""
 
 
 class Policy(Struct, frozen=True, kw_only=True):
@@ -242,7 +239,7 @@ def _model_outcome(call: Call, command: ModelCall, done: Completion, at: int, po
         reply: ModelReply = done.value
         try:
             response = encode_reply(reply)
-            codec.check_size(response, what="a model response", limit=RESULT_BYTES_MAX)
+            check_response(response, delta)
         except (UnsupportedValue, LimitExceeded) as refused:
             error = ModelError(str(refused), kind="bad_request", error_type=type(refused).__name__)
         else:
@@ -278,6 +275,7 @@ def _step_outcome(call: Call, command: StepCall, done: Completion, at: int) -> e
         what = f"result of step {command.name!r}"
         try:
             result = recordable(done.value, what=what)
+            check_result(result, command.args, what=what)
         except (UnsupportedValue, LimitExceeded) as refused:
             error = refused
         else:

@@ -91,15 +91,18 @@ class Item(Struct, frozen=True, gc=False):
 class _Segment:
     """An append-only run of items with prefix sums of their hash polynomial."""
 
-    __slots__ = ("items", "sums")
+    __slots__ = ("items", "sizes", "sums")
 
     def __init__(self) -> None:
         self.items: list[Item] = []
         self.sums: list[int] = [0]
+        self.sizes: list[int] = [0]
+        """Bytes of all items before each."""
 
     def add(self, item: Item) -> None:
         digest = int.from_bytes(hashlib.sha256(item.raw).digest())
         self.items.append(item)
+        self.sizes.append(self.sizes[-1] + len(item.raw))
         self.sums.append((self.sums[-1] * _BASE + digest) % _PRIME)
 
     def hash(self, low: int, high: int) -> int:
@@ -248,6 +251,12 @@ class Request:
             seed = self.params.digest + total.to_bytes(32) + self.size.to_bytes(8)
             self._fingerprint = hashlib.sha256(seed).hexdigest()[:32]
         return self._fingerprint
+
+    @property
+    def bytes(self) -> int:
+        """How large it is in all, parameters included."""
+        said = sum(segment.sizes[high] - segment.sizes[low] for segment, low, high in self.ranges)
+        return said + len(self.params.raw)
 
     def messages(self) -> Messages:
         """The conversation asked with, decoded as it is read."""

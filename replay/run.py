@@ -11,7 +11,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 from ..journal import codec
+from ..journal.limits import check_name
 from .commands import Command, ModelCall, Sleep, StepCall, ToolCall, WaitFor
+from .door import NAME_BYTES_MAX
 from .errors import ForeignAwait
 from .ports import ToolSpec
 from .requests import Interner, Messages, Params, Prior, Request
@@ -167,6 +169,7 @@ class Run:
             name: What `refold send THREAD --signal NAME` and `refold.answers.signal` name it by.
             timeout: Seconds or a timedelta; None waits for ever.
         """
+        check_name("the name of a signal", name, NAME_BYTES_MAX)
         limit = None if timeout is None else _microseconds(timeout)
         return Ask(lambda: WaitFor(name, limit))
 
@@ -202,7 +205,7 @@ class Run:
 
         The first answer holds for the whole run.
         """
-        return self._machine.patched(patch)
+        return self._machine.patched(check_name("the id of a patch", patch, NAME_BYTES_MAX))
 
     def __repr__(self) -> str:
         return f"Run({self.thread!r}, {self.run_id!r})"

@@ -12,13 +12,15 @@ from msgspec import Struct
 
 from ..journal import codec
 from ..journal.envelope import Event, check_thread_id
-from ..journal.errors import LimitExceeded, ThreadBusy, UsageError
+from ..journal.errors import ThreadBusy, UsageError
 from ..journal.journal import Journal
+from ..journal.limits import check_name
 from ..journal.store import Message, Release
 from ..journal.tenure import Tenure
 from . import events as ev
 from .bell import Bell
 from .divergence import OnDivergence, accepts
+from .door import NAME_BYTES_MAX
 from .errors import RunFailed, RunUnfinished
 from .live import LiveHost, World
 from .opening import Opened, begin_run, first_input, take_up_run
@@ -31,7 +33,6 @@ from .status import OpenCall, RunState, ThreadStatus, Totals
 Observe = Callable[[int, ev.EventBody], None]
 
 READ_PAGE = 2000
-KEY_BYTES_MAX = 200
 
 
 class RunResult(Struct, frozen=True, kw_only=True):
@@ -125,8 +126,8 @@ class Runner:
             Divergence: The program no longer fits the unfinished run's log.
         """
         encoded = recordable(value, what="the run's input")
-        if key is not None and not 0 < len(key.encode("utf-8", "surrogatepass")) <= KEY_BYTES_MAX:
-            raise LimitExceeded(f"a run's key is 1 to {KEY_BYTES_MAX} bytes; this one is {key[:40]!r}")
+        if key is not None:
+            check_name("a run's key", key, NAME_BYTES_MAX)
         return await self._go(_Wish(value=encoded, key=key, supersede=supersede), wait=wait)
 
     async def resume(

@@ -11,7 +11,7 @@ from openai_server import OpenAIServer
 from refold import Agent, Journal, tool
 from refold.replay import events as ev
 from refold.replay import rebuild
-from refold.replay.recording import RESULT_BYTES_MAX
+from refold.replay.door import RESULT_BYTES_MAX
 from refold.replay.runner import read_all
 from wires import KEY
 

@@ -1,0 +1,70 @@
+"""What is checked before anything is done: a call whose record could not be kept is never begun."""
+
+from __future__ import annotations
+
+from ..journal import codec
+from ..journal.envelope import EVENT_BYTES_MAX
+from .commands import Call, ModelCall, StepCall, ToolCall
+from .errors import ModelError
+from .ports import ModelReply
+from .requests import RequestDelta
+
+NAME_BYTES_MAX = 200
+"""Longest key of a run, name of a signal, id of a patch."""
+
+RESULT_BYTES_MAX = EVENT_BYTES_MAX - 1024 * 1024
+"""Largest recorded value: an event less room for what surrounds it."""
+
+_SPARE = EVENT_BYTES_MAX - RESULT_BYTES_MAX - 128 * 1024
+"""Whatever stands beside it in its event, a value of this size still fits in."""
+
+
+def check_call(call: Call) -> None:
+    """Raise `LimitExceeded` if what is asked is too large for the event that has to record it."""
+    command = call.command
+    match command:
+        case ToolCall():
+            what, size = f"the arguments of tool {command.tool.name!r}", len(command.args)
+        case StepCall():
+            what, size = f"the arguments of step {command.name!r}", len(command.args)
+        case ModelCall() if command.request.bytes > RESULT_BYTES_MAX:
+            # Only what the request before on this branch did not have is recorded.
+            what = "what is new in a model request"
+            size = len(codec.canonical(command.request.delta(call.branch.base)))
+        case _:
+            return
+    if size > RESULT_BYTES_MAX:
+        codec.refuse_size(size, what=f"{what} at {call.id}", limit=RESULT_BYTES_MAX)
+
+
+def check_response(response: bytes, beside: RequestDelta) -> None:
+    """Raise `LimitExceeded` if *response* does not fit into one event with what is new in its request."""
+    what = "a model response"
+    codec.check_size(response, what=what, limit=RESULT_BYTES_MAX)
+    if len(response) > _SPARE:
+        limit = RESULT_BYTES_MAX + _SPARE - len(codec.canonical(beside))
+        codec.check_size(response, what=f"{what} beside what is new in its request", limit=limit)
+
+
+def checked_reply(reply: object, models: object) -> ModelReply:
+    """Return what a model client gave if it is a reply; else raise the `ModelError` that says what it is."""
+    if isinstance(reply, ModelReply) and isinstance(reply.message, dict):
+        return reply
+    given = (
+        f"a reply whose message is {reply.message!r:.80}"
+        if isinstance(reply, ModelReply)
+        else f"{reply!r:.80}"
+    )
+    raise ModelError(
+        f"the model client {type(models).__name__} gave {given}; it must return a ModelReply whose message is a dict",
+        kind="bad_request",
+        error_type="BadReply",
+    )
+
+
+def check_result(result: bytes, args: bytes, *, what: str) -> None:
+    """Raise `LimitExceeded` if the *result* of a step does not fit into one event with its arguments."""
+    if len(result) > _SPARE:
+        codec.check_size(
+            result, what=f"{what} beside its arguments", limit=RESULT_BYTES_MAX + _SPARE - len(args)
+        )

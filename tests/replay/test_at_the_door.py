@@ -1,0 +1,210 @@
+"""What is too large, no text or no reply is refused before anything is done, with words that say what it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import refold
+from refold import Agent, Journal, LimitExceeded, ModelReply, Run, ScriptedModel, program, tool
+from refold.replay import answers, rebuild
+from refold.replay.door import RESULT_BYTES_MAX
+from refold.replay.inbox import CANCEL, Cancel, encode_message
+from refold.replay.runner import read_all
+
+HUGE = "x" * (RESULT_BYTES_MAX + 1)
+LARGE = "x" * (9 * 1024 * 1024)
+
+
+@pytest.fixture
+def journal() -> Any:
+    with Journal.memory() as made:
+        yield made
+
+
+def kinds(journal: Journal) -> list[str]:
+    return [event.kind for event in read_all(journal, "t")]
+
+
+class Counting:
+    """Answers with a text, and counts how often."""
+
+    def __init__(self, text: str = "short") -> None:
+        self.text = text
+        self.asked = 0
+
+    async def respond(self, request: Any) -> ModelReply:
+        self.asked += 1
+        return ModelReply({"role": "assistant", "content": self.text}, finish_reason="stop")
+
+
+async def test_arguments_and_messages_over_the_limit_are_refused_before_anything_is_done(
+    journal: Journal,
+) -> None:
+    done: list[str] = []
+    models = Counting()
+
+    @tool
+    def keep(text: str) -> None:
+        """Keep."""
+        done.append("tool")
+
+    def note(text: str) -> None:
+        done.append("step")
+
+    @program
+    async def asks(run: Run) -> list[str]:
+        refused = []
+        for ask in (
+            lambda: run.tool(keep, HUGE),
+            lambda: run.step(note, HUGE),
+            lambda: run.model(messages=[{"role": "user", "content": HUGE}], model="m"),
+        ):
+            try:
+                await ask()
+            except LimitExceeded as error:
+                refused.append(str(error))
+        return refused
+
+    result = await refold.run(asks, journal=journal, thread="t", models=models)
+
+    for said, what in zip(
+        result.output, ("tool 'keep'", "note' at r1/2", "model request at r1/3"), strict=True
+    ):
+        assert what in said
+        assert f"the limit is {RESULT_BYTES_MAX}" in said
+    assert (done, models.asked) == ([], 0)
+    assert kinds(journal) == ["thread_created", "run_started", "run_finished"]
+    rebuild.replay(asks, "t", read_all(journal, "t"))
+
+
+async def test_a_conversation_may_grow_over_the_limit_as_long_as_what_is_new_does_not(
+    journal: Journal,
+) -> None:
+    models = Counting()
+
+    @program
+    async def talks(run: Run) -> int:
+        messages = refold.Messages()
+        for _ in range(2):
+            messages.add({"role": "user", "content": LARGE})
+            await run.model(messages=messages, model="m")
+        return len(messages)
+
+    assert (await refold.run(talks, journal=journal, thread="t", models=models)).output == 2
+    assert models.asked == 2
+
+
+async def test_a_result_that_does_not_fit_beside_what_was_asked_has_failed_once(journal: Journal) -> None:
+    models, steps = Counting(LARGE), []
+
+    def echo(text: str) -> str:
+        steps.append(len(text))
+        return text
+
+    @program
+    async def asks(run: Run) -> list[str]:
+        failures = []
+        try:
+            await run.step(echo, LARGE)
+        except refold.StepError as error:
+            failures.append(str(error))
+        try:
+            await run.model(messages=[{"role": "user", "content": LARGE}], model="m")
+        except refold.ModelError as error:
+            failures.append(str(error))
+        return failures
+
+    result = await refold.run(asks, journal=journal, thread="t", models=models)
+
+    assert ["beside" in said for said in result.output] == [True, True]
+    assert (len(steps), models.asked) == (1, 1)
+
+
+@pytest.mark.parametrize("name", [5, None, "", "\ud800", "a\0b", "x" * 201])
+async def test_a_name_that_is_no_text_is_refused_where_it_is_given(journal: Journal, name: Any) -> None:
+    @program
+    async def waits(run: Run) -> str:
+        try:
+            await run.wait_for(name)
+        except LimitExceeded as error:
+            return str(error)
+        return "not refused"
+
+    @program
+    async def patched(run: Run) -> str:
+        try:
+            run.patched(name)
+        except LimitExceeded as error:
+            return str(error)
+        return "not refused"
+
+    assert "name of a signal" in (await refold.run(waits, journal=journal, thread="t")).output
+    assert "id of a patch" in (await refold.run(patched, journal=journal, thread="u")).output
+    with pytest.raises(LimitExceeded, match="name of a signal"):
+        answers.signal(journal, "t", name)
+    if name is not None:
+        with pytest.raises(LimitExceeded, match="a run's key"):
+            await refold.run(waits, key=name, journal=journal, thread="v")
+        with pytest.raises(LimitExceeded, match="a key"):
+            answers.submit(journal, "t", b"1", key=name)
+    with pytest.raises(LimitExceeded, match="thread id"):
+        await refold.run(waits, journal=journal, thread=name)
+
+
+async def test_an_input_with_a_lone_surrogate_is_kept_as_it_is(journal: Journal) -> None:
+    @program
+    async def echo(run: Run, value: str) -> str:
+        return value
+
+    assert (await refold.run(echo, "a\ud800", journal=journal, thread="t")).output == "a\ud800"
+    agent = Agent("a", model=ScriptedModel(["hello"]))
+    assert (await agent.run("a\ud800", journal=journal, thread="u")).output == "hello"
+
+
+async def test_an_input_or_a_signal_too_large_for_its_event_is_not_sent(journal: Journal) -> None:
+    @program
+    async def waits(run: Run, value: Any) -> Any:
+        return await run.wait_for("go")
+
+    await refold.run(waits, 1, journal=journal, thread="t", wait=False)
+    value = b'"' + HUGE.encode() + b'"'
+    with pytest.raises(LimitExceeded, match="signal for thread 't'"):
+        answers.signal(journal, "t", "go", value)
+    with pytest.raises(LimitExceeded, match="input for thread 't'"):
+        answers.submit(journal, "t", value)
+
+    assert journal.inbox("t") == []
+
+
+@pytest.mark.parametrize("reply", [None, "hello", ModelReply("hello")])  # type: ignore[arg-type]
+async def test_a_model_client_that_gives_no_reply_is_told_so_and_asked_once(
+    journal: Journal, reply: Any
+) -> None:
+    class Wrong:
+        asked = 0
+
+        async def respond(self, request: Any) -> Any:
+            self.asked += 1
+            return reply
+
+    models = Wrong()
+    with pytest.raises(refold.RunFailed, match=r"the model client Wrong gave .* must return a ModelReply"):
+        await Agent("a", model=models).run("go", journal=journal, thread="t")
+
+    assert models.asked == 1
+
+
+async def test_a_cancel_that_comes_after_its_runs_end_leaves_the_next_run_alone(journal: Journal) -> None:
+    @program
+    async def echo(run: Run, value: str) -> str:
+        return value
+
+    await refold.run(echo, "first", journal=journal, thread="t")
+    kind, body = encode_message(Cancel("r1", reason="too late"))
+    journal.send("t", key=f"{CANCEL}/r1", kind=kind, body=body)
+    result = await refold.run(echo, "second", journal=journal, thread="t")
+
+    assert result.output == "second"
+    with pytest.raises(TypeError):
+        Cancel(reason="of whichever run")  # type: ignore[call-arg]
