@@ -35,6 +35,7 @@ T = TypeVar("T")
 EVENTS_SHOWN = 200
 THREADS_SHOWN = 50
 THREADS_FOLLOWED = 1000
+COST_MAX = 1e9
 
 
 class Shown(Protocol):
@@ -246,6 +247,7 @@ def resume(
     "replay tests/threads/*.jsonl --agent examples.support:agent --jobs 4",
     "replay --all --agent examples.support:agent",
     "replay order-17 --agent support_next:agent --live --calls 5",
+    "replay order-17 --agent support_next:agent --live --stand-in 'refund=\"refunded 30\"'",
 )
 @click.argument("threads", nargs=-1)
 @of_agent
@@ -256,7 +258,16 @@ def resume(
     "--calls", type=click.IntRange(0), default=20, show_default=True, help="Model calls at most, with --live."
 )
 @click.option("--cost", type=float, metavar="DOLLARS", help="Stop asking once this is spent, with --live.")
-@click.option("--allow", multiple=True, metavar="TOOL", help="Let --live call this tool, which has effects.")
+@click.option(
+    "--allow", multiple=True, metavar="NAME", help="Let --live call this tool or step with effects."
+)
+@click.option(
+    "--stand-in",
+    "stand_ins",
+    multiple=True,
+    metavar="NAME=JSON|NAME=MODULE:FUNCTION",
+    help="With --live: a result, or a function to call, instead of this tool or step.",
+)
 def replay(
     settings: Settings, threads: Sequence[str], agent: str, every: bool, jobs: int, live: bool, **trial: Any
 ) -> None:
@@ -266,14 +277,17 @@ def replay(
     A name that ends in .jsonl or .jsonl.gz is an exported file, whose threads are replayed; files alone need no
     database.
 
-    With --live it tells what another version of the agent would have made of THREAD: answered from the log while it
-    matches, then live in a new thread, where tools that are not read-only are refused unless allowed.
+    With --live it tells what another version of the agent or program would have made of THREAD: answered from the log
+    while it matches, then live in a new thread, where tools and steps that are not read-only are refused unless they
+    are allowed or something stands in for them.
     """
     from .agent.loading import load, program_of
     from .replay.report import replay_thread
 
     if every == bool(threads):
         raise UsageError("say which threads or files to replay, or --all")
+    if not live and (trial["cost"] is not None or trial["allow"] or trial["stand_ins"]):
+        raise UsageError("--cost, --allow and --stand-in go with --live; without it nothing is called")
     if live:
         try_out(settings, threads, agent, **trial)
         return
@@ -701,21 +715,27 @@ def try_out(
     calls: int,
     cost: float | None,
     allow: Sequence[str],
+    stand_ins: Sequence[str],
 ) -> None:
-    """Tell what another agent would have made of a thread."""
-    from .agent.agent import Agent, run_blocking
-    from .agent.loading import load
+    """Tell what another agent or program would have made of a thread."""
+    from .agent.agent import run_blocking
+    from .agent.loading import load, load_stand_in
     from .agent.what_if import what_if
 
-    agent = load(name)
-    if len(threads) != 1 or is_file(threads[0]) or not isinstance(agent, Agent):
-        raise UsageError("--live takes one thread of the journal, and an agent")
-    cost_micro = None if cost is None else round(cost * 1e6)
+    if len(threads) != 1 or is_file(threads[0]):
+        raise UsageError("--live takes one thread of the journal")
+    if cost is not None and not 0 <= cost < COST_MAX:
+        raise UsageError(f"--cost is a number of dollars from 0 on, not {cost}")
+    runnable = load(name)
+    trial = functools.partial(
+        what_if,
+        calls_max=calls,
+        cost_max_micro=None if cost is None else round(cost * 1e6),
+        allow=allow,
+        stand_ins=dict(map(load_stand_in, stand_ins)),
+    )
     with contextlib.redirect_stdout(sys.stderr), settings.journal() as journal:
-        trial = what_if(
-            agent, journal, threads[0], calls_max=calls, cost_max_micro=cost_micro, allow=frozenset(allow)
-        )
-        found = run_blocking(trial)
+        found = run_blocking(trial(runnable, journal, threads[0]))
     put(settings, found)
 
 

@@ -85,19 +85,6 @@ class Agent:
         self._client = None if names else cast("ModelClient", model)
         self._policy = policy or Policy()
         self._limits = limits or Limits()
-        self._parts: dict[str, Any] = {
-            "params": params,
-            "instructions": instructions,
-            "history": history,
-            "max_steps": max_steps,
-            "max_cost": max_cost,
-            "max_tokens": max_tokens,
-            "output": output,
-            "output_retries": output_retries,
-            "concurrency": concurrency,
-            "policy": policy,
-            "limits": limits,
-        }
         names = names or (str(getattr(model, "name", type(model).__name__)),)
         self.model_name = ", ".join(names)
         asked: dict[str, Any] = {}
@@ -263,14 +250,18 @@ class Agent:
         deps: Any = None,
         observe: Callable[[int, EventBody], None] | None = None,
         show: Callable[[str, Delta], None] | None = None,
+        program: Program | None = None,
+        models: ModelClient | None = None,
     ) -> Runner:
-        """What runs this agent on one thread; its `stop` leaves in good order."""
-        world = World(models=self.client, make_context=ToolContext, deps=deps, limits=self._limits, show=show)
-        return Runner(self.program, journal, thread, world, policy=self._policy, observe=observe)
-
-    def having(self, *, model: ModelClient, tools: Iterable[Tool[..., Any]]) -> Agent:
-        """This agent with another model client and other tools; everything else is the same."""
-        return Agent(self.name, model=model, tools=tools, **self._parts)
+        """What runs this agent (or its *program*, guarded) on one thread; its `stop` leaves in good order."""
+        world = World(
+            models=models or self.client,
+            make_context=ToolContext,
+            deps=deps,
+            limits=self._limits,
+            show=show,
+        )
+        return Runner(program or self.program, journal, thread, world, policy=self._policy, observe=observe)
 
     @property
     def client(self) -> ModelClient:

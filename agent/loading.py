@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from ..journal import codec
 from ..journal.errors import UsageError
 from ..journal.journal import Journal
+from ..replay.answers import from_json
 from ..replay.events import EventBody
 from ..replay.program import Program
 from ..replay.runner import Runner
@@ -20,6 +24,8 @@ from . import programs
 from .agent import Agent
 
 Runnable = Agent | Program
+
+_ATTRIBUTE = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 
 
 def load(name: str) -> Runnable:
@@ -34,6 +40,40 @@ def load(name: str) -> Runnable:
     Raises:
         UsageError: The name has another form, the module cannot be imported, or it holds no such thing there.
     """
+    module, found = _find(name)
+    if not isinstance(found, Agent | Program):
+        raise UsageError(
+            f"{name!r} is {_article(type(found).__name__)}, neither an Agent nor a program; {_offers(module)}"
+        )
+    return found
+
+
+def load_stand_in(text: str) -> tuple[str, Callable[..., Any]]:
+    """
+    The name of a tool or step, and what is to be called instead of it.
+
+    Args:
+        text: `NAME=JSON`, a result whatever the arguments are, or `NAME=module:attribute`, a function.
+
+    Raises:
+        UsageError: It has another form, or there is no such function.
+    """
+    name, equals, what = text.partition("=")
+    if not equals or not name or not what:
+        raise UsageError(f"--stand-in takes NAME=JSON or NAME=module:attribute, not {text!r}")
+    if not _ATTRIBUTE.fullmatch(what):
+        value = codec.decode(from_json(what, f"what stands in for {name!r}"))
+        return name, lambda *args, **kwargs: copy.deepcopy(value)
+    function = _find(what)[1]
+    if not callable(function):
+        raise UsageError(
+            f"{what!r} is {_article(type(function).__name__)}, no function to stand in for {name!r}"
+        )
+    return name, function
+
+
+def _find(name: str) -> tuple[ModuleType, Any]:
+    """The module and the attribute that *name* stands for."""
     module_name, colon, attribute = name.partition(":")
     if not colon or not module_name or not attribute or module_name.startswith("."):
         raise UsageError(f"an agent is named module:attribute, as in 'examples.support:agent', not {name!r}")
@@ -48,11 +88,7 @@ def load(name: str) -> Runnable:
             found = getattr(found, part)
         except AttributeError:
             raise UsageError(f"module {module_name!r} has no {attribute!r}; {_offers(module)}") from None
-    if not isinstance(found, Agent | Program):
-        raise UsageError(
-            f"{name!r} is {_article(type(found).__name__)}, neither an Agent nor a program; {_offers(module)}"
-        )
-    return found
+    return module, found
 
 
 def program_of(runnable: Runnable) -> Program:

@@ -1,25 +1,32 @@
-"""What if the agent had been another one: from the log while it matches, live from there on, in a fork of its own."""
+"""What if an agent or program had been another one: from the log while it matches, then live in a fork of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from ..journal import codec
+from ..journal.envelope import Event
 from ..journal.errors import UsageError
 from ..journal.export import read_events
 from ..journal.journal import Journal
+from ..replay import answers
+from ..replay import events as ev
 from ..replay.divergence import Divergence
-from ..replay.errors import ModelError, RunFailed, ToolError
+from ..replay.errors import ModelError, RunFailed
 from ..replay.fork import fork
 from ..replay.ports import ModelClient, ModelReply
+from ..replay.program import Program
 from ..replay.rebuild import replay
+from ..replay.runner import Runner
 from ..replay.status import RunState, fold
 from ..replay.text import one_line, visible
+from . import programs
 from .agent import Agent
-from .tools import Tool
+from .programs import LazyClient
+from .sandbox import Guard, sandboxed
 
 CALLS_MAX = 20
 
@@ -38,7 +45,7 @@ class Ending(Struct, frozen=True, kw_only=True):
 
 class WhatIf(Struct, frozen=True, kw_only=True):
     """
-    What another agent made of a thread.
+    What another agent or program made of a thread.
 
     Args:
         thread: The thread, which is as it was.
@@ -48,7 +55,7 @@ class WhatIf(Struct, frozen=True, kw_only=True):
         before: How the thread came out from the run on that differs.
         after: How the fork did.
         live_calls: Model calls that were paid for.
-        refused: Calls of tools with effects that were not made.
+        refused: Calls of tools and steps with effects that were not made.
     """
 
     thread: str
@@ -84,71 +91,71 @@ class WhatIf(Struct, frozen=True, kw_only=True):
 
 
 async def what_if(
-    agent: Agent,
+    runnable: Agent | Program,
     journal: Journal,
     thread: str,
     *,
     calls_max: int = CALLS_MAX,
     cost_max_micro: int | None = None,
-    allow: frozenset[str] = frozenset(),
+    allow: Collection[str] = (),
     stand_ins: Mapping[str, Callable[..., Any]] | None = None,
+    models: ModelClient | None = None,
     name: str | None = None,
     deps: Any = None,
 ) -> WhatIf:
     """
-    Answer *agent* from the log of *thread* while it matches, fork there, and go on live within a budget.
+    Answer *runnable* from the log of *thread* while it matches, fork there, and go on live within a budget.
 
-    Later inputs of the thread are given to the fork too. Tools that are not read-only are refused: the model reads
-    that they were not called.
+    Signals that the differing run got later, and later inputs of the thread, are given to the fork too. Tools and
+    steps that are not read-only are refused: the model, or the program, learns that they were not called.
 
     Args:
-        agent: Another version of the agent that recorded the thread.
+        runnable: Another version of the agent or program that recorded the thread.
         journal: Where the thread lives; the fork is kept there.
         thread: Thread id.
         calls_max: Model calls at most; the run fails at the next.
         cost_max_micro: Stop asking once this much was spent, millionths of a dollar.
-        allow: Tools with effects that may be called all the same.
-        stand_ins: Functions that are called instead of tools, with the same parameters.
+        allow: Tools and steps with effects that may be called all the same.
+        stand_ins: Functions that are called instead of tools and steps, with the same parameters.
+        models: Calls a program's models; litellm by default. An agent has its own.
         name: Id of the fork.
         deps: Given to tools that ask for it.
 
     Raises:
         ThreadNotFound, Corrupt, UnknownEvent: The thread cannot be read.
-        UsageError: It belongs to another agent, or a tool named is none of the agent's.
+        UsageError: It belongs to another agent or program, or a tool named is none of the agent's.
     """
+    program = runnable.program if isinstance(runnable, Agent) else runnable
     stand_ins = dict(stand_ins or {})
-    _check_tools(agent, [*allow, *stand_ins])
+    if isinstance(runnable, Agent):
+        _check_tools(runnable, [*allow, *stand_ins])
     events = list(read_events(journal, thread, upto=journal.info(thread).head))
-    try:
-        replay(agent.program, thread, events)
-    except Divergence as error:
-        found = error
-    else:
+    found = _difference(program, thread, events)
+    if found is None:
         return WhatIf(
             thread=thread, fork="", seq=0, why=[], before=None, after=None, live_calls=0, refused=[]
         )
     runs = fold(thread, events).runs
     first = next((place for place, run in enumerate(runs) if run.last_seq >= found.seq), len(runs))
     if first == len(runs) or found.seq <= runs[first].first_seq:
-        raise UsageError(f"thread {thread!r} cannot be gone on with by agent {agent.name!r}: {found.asked}")
+        raise UsageError(f"thread {thread!r} cannot be gone on with by {program.name!r}: {found.asked}")
+    guard = Guard(frozenset(allow), stand_ins)
+    budget = _Budget(_client(runnable, models), calls_max, cost_max_micro)
     made = fork(journal, thread, at=found.seq - 1, name=name)
-    refused: list[str] = []
-    budget = _Budget(agent.client, agent.model_name, calls_max, cost_max_micro)
-    tools = [_guarded(each, allow, stand_ins, refused) for each in agent.tools.values()]
-    sandbox = agent.having(model=budget, tools=tools)
-    await _go_on(sandbox, journal, made.thread, runs[first + 1 :], deps)
+    _tell_again(journal, made.thread, events[found.seq - 1 : runs[first].last_seq])
+    runner = _runner(runnable, sandboxed(program, guard), budget, journal, made.thread, deps)
+    await _go_on(runner, runs[first + 1 :])
     upto = journal.info(made.thread).head
     after = fold(made.thread, read_events(journal, made.thread, upto=upto)).runs
-    differing = [next(each.lines()) for each in found.differences] or [f"asked {found.asked}"]
     return WhatIf(
         thread=thread,
         fork=made.thread,
         seq=found.seq,
-        why=differing,
+        why=[next(each.lines()) for each in found.differences] or [f"asked {found.asked}"],
         before=_ending(runs[first:]),
         after=_ending(after[first:]),
         live_calls=budget.calls,
-        refused=refused,
+        refused=guard.refused,
     )
 
 
@@ -159,14 +166,43 @@ def _check_tools(agent: Agent, names: list[str]) -> None:
             raise UsageError(f"agent {agent.name!r} has no tool {name!r}; it has: {known}")
 
 
-async def _go_on(agent: Agent, journal: Journal, thread: str, later: list[RunState], deps: Any) -> None:
+def _difference(program: Program, thread: str, events: list[Event]) -> Divergence | None:
+    """Where the program first asks for something else than the log says."""
     try:
-        result = await agent.resume(journal=journal, thread=thread, deps=deps, wait=False)
+        replay(program, thread, events)
+    except Divergence as error:
+        return error
+    return None
+
+
+def _client(runnable: Agent | Program, models: ModelClient | None) -> ModelClient:
+    return runnable.client if isinstance(runnable, Agent) else models or LazyClient()
+
+
+def _runner(
+    runnable: Agent | Program, sandbox: Program, models: ModelClient, journal: Journal, thread: str, deps: Any
+) -> Runner:
+    if isinstance(runnable, Agent):
+        return runnable.runner(journal, thread, deps=deps, program=sandbox, models=models)
+    return programs.runner(sandbox, journal, thread, models=models, deps=deps)
+
+
+def _tell_again(journal: Journal, thread: str, later: list[Event]) -> None:
+    """Signals that came in the origin after the fork come in the fork too."""
+    for event in later:
+        body = ev.decode_event(event)
+        if isinstance(body, ev.SignalReceived):
+            key = f"origin/{event.seq}"
+            answers.signal(journal, thread, body.name, bytes(body.value), key=key, by=body.by)
+
+
+async def _go_on(runner: Runner, later: list[RunState]) -> None:
+    try:
+        result = await runner.resume(wait=False)
         for run in later:
             if result.status != "finished":
                 return
-            value = codec.decode(run.input)
-            result = await agent.run(value, journal=journal, thread=thread, deps=deps, wait=False)
+            result = await runner.run(codec.decode(run.input), wait=False)
     except RunFailed:
         # The fork's log says how it failed.
         return
@@ -175,8 +211,7 @@ async def _go_on(agent: Agent, journal: Journal, thread: str, later: list[RunSta
 class _Budget:
     """Asks the model until the budget is spent."""
 
-    def __init__(self, client: ModelClient, name: str, calls_max: int, cost_max_micro: int | None) -> None:
-        self.name = name
+    def __init__(self, client: ModelClient, calls_max: int, cost_max_micro: int | None) -> None:
         self.calls = 0
         self._client = client
         self._calls_max = calls_max
@@ -194,36 +229,6 @@ class _Budget:
         reply = await self._client.respond(request)
         self._cost += reply.usage.cost_micro or 0
         return reply
-
-
-def _guarded(
-    tool: Tool[..., Any],
-    allow: frozenset[str],
-    stand_ins: Mapping[str, Callable[..., Any]],
-    refused: list[str],
-) -> Tool[..., Any]:
-    """The tool as the model knows it, without effects unless they are allowed."""
-    stand_in = stand_ins.get(tool.name)
-    if stand_in is None and (tool.read_only or tool.name in allow):
-        return tool
-    contexts = frozenset(tool.signature.contexts)
-
-    def instead(**arguments: Any) -> Any:
-        given = {name: value for name, value in arguments.items() if name not in contexts}
-        if stand_in is not None:
-            return stand_in(**given)
-        refused.append(f"{tool.name}({one_line(codec.encode(given, what='arguments').decode())})")
-        raise ToolError(f"{tool.name} was not called: this is a trial, and the tool has effects")
-
-    reconciled = tool.in_doubt == "reconcile"
-    return structs.replace(
-        tool,
-        function=instead,
-        transactional=False,
-        reconciler=None,
-        retries=0,
-        in_doubt="tell_model" if reconciled else tool.in_doubt,
-    )
 
 
 def _ending(runs: list[RunState]) -> Ending:

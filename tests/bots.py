@@ -81,6 +81,27 @@ overpayer.name = "payer"
 
 
 @program
+async def lister(run: Run, order: str) -> Any:
+    """`payer` after it had learnt to ask first."""
+    listed = await run.step(ask_price, order)
+    return [listed, await run.tool(refund, order)]
+
+
+lister.name = "payer"
+
+
+def ask_price(order: str) -> str:
+    with Path("effects").open("a") as effects:
+        effects.write(f"asked {order}\n")
+    return f"price of {order}"
+
+
+def pretend(order: str) -> str:
+    """Stands in for `refund`."""
+    return f"would refund {order}"
+
+
+@program
 async def failing(run: Run, text: str) -> Any:
     """Raise."""
     raise ValueError(text)

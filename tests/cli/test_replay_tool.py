@@ -143,6 +143,23 @@ def test_the_state_of_two_moments_is_compared(recorded: Refold) -> None:
         ("diff a b --at 3", "say a second thread"),
         ("diff a --at 99", "seq 1 to 50"),
         ("export nope --to x.jsonl", "no thread"),
+        ("replay a --agent recorded_agents:agent --stand-in note=1", "go with --live"),
+        ("replay a --agent recorded_agents:agent --live --cost nan", "dollars from 0 on"),
+        ("replay a b --agent recorded_agents:agent --live", "--live takes one thread"),
+        (
+            "replay a --agent recorded_agents:agent --live --stand-in note",
+            "NAME=JSON or NAME=module:attribute",
+        ),
+        ("replay a --agent recorded_agents:agent --live --stand-in note=x", "is no JSON text"),
+        ("replay a --agent recorded_agents:other --live --stand-in nope=1", "has no tool 'nope'"),
+        (
+            "replay a --agent recorded_agents:agent --live --stand-in note=recorded_agents:nope",
+            "has no 'nope'",
+        ),
+        (
+            "replay a --agent recorded_agents:agent --live --stand-in note=recorded_agents:socket",
+            "is a module, no function",
+        ),
     ],
 )
 def test_wrong_use_is_one_line(recorded: Refold, command: str, words: str) -> None:
@@ -162,3 +179,25 @@ def test_what_if_is_told_and_its_thread_kept(recorded: Refold, journal: Journal)
     assert "3 model calls were made" in result.stdout
     assert journal.info("a~2").state == "failed"
     assert recorded("replay", "a", "b", *OTHER, "--live").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "stand_in, output",
+    [
+        ('refund="as if"', '["price of 17","as if"]'),
+        ("refund=bots:pretend", '["price of 17","would refund 17"]'),
+    ],
+)
+def test_what_if_takes_programs_and_what_stands_in_for_their_tools(
+    refold: Refold, tmp_path: Path, stand_in: str, output: str
+) -> None:
+    assert refold("run", "bots:payer", "17", "--thread", "t").exit_code == 0
+    (tmp_path / "effects").unlink()
+    trial = ("replay", "t", "--agent", "bots:lister", "--live", "--json")
+
+    refused = documents(refold(*trial))[0]
+    assert (refused["refused"], refused["after"]["status"]) == (['ask_price(["17"])'], "failed")
+    assert not (tmp_path / "effects").exists()
+    done = documents(refold(*trial, "--allow", "ask_price", "--stand-in", stand_in))[0]
+    assert (done["after"]["output"], done["refused"]) == (output, [])
+    assert (tmp_path / "effects").read_text() == "asked 17\n"

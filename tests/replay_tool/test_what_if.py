@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from refold import Agent, Journal, ScriptedModel, tool
+import refold
+from refold import Agent, Journal, Run, ScriptedModel, ToolContext, program, tool
 from refold.agent.scripted import call, say
 from refold.agent.what_if import what_if
 from refold.journal.errors import UsageError
-from refold.replay import rebuild
+from refold.replay import answers, rebuild
 from refold.replay.ports import Usage
+from refold.replay.program import Program
 from refold.replay.runner import read_all
 
 paid: list[int] = []
@@ -128,3 +130,111 @@ async def test_a_thread_of_another_agent_is_refused(journal: Journal) -> None:
     with pytest.raises(UsageError, match="cannot be gone on with"):
         await what_if(Agent("other", model=ScriptedModel([])), journal, "t")
     assert len(journal.threads()) == 1
+
+
+async def test_an_agent_of_several_models_asks_each_by_its_own_name(journal: Journal) -> None:
+    """The sandbox is a guard around the agent, and no other agent."""
+    asked: list[str] = []
+
+    class Client:
+        async def respond(self, request: Any) -> Any:
+            asked.append(request["model"])
+            return await ScriptedModel(lambda request: "Short.").respond(request)
+
+    agent = Agent("clerk", model=["one", "two"], tools=[lookup, pay], instructions="Be short.")
+    agent._client = Client()
+    found = await what_if(agent, journal, "t")
+
+    assert found.live_calls == len(asked) == 2
+    assert set(asked) == {"one"}
+
+
+calls: list[str] = []
+
+
+@tool(idempotent=True)
+async def publish(page: str, context: ToolContext) -> str:
+    """Publish."""
+    calls.append(f"publish {page}")
+    return f"published {page}"
+
+
+def fetch(page: int) -> str:
+    calls.append(f"fetch {page}")
+    return f"page {page}"
+
+
+def file_away(text: str) -> str:
+    calls.append(f"file {text}")
+    return "filed"
+
+
+def editor(pages: int) -> Program:
+    """A program that fetches, asks, waits, files and publishes; versions differ in how many pages they take."""
+
+    @program
+    async def edit(run: Run, topic: str) -> Any:
+        found = [await run.step(fetch, page, read_only=True) for page in range(pages)]
+        text = (await run.model(messages=[{"role": "user", "content": f"{topic}: {found}"}], model="m")).text
+        if not await run.wait_for("ok"):
+            return "dropped"
+        try:
+            filed = await run.step(file_away, text)
+        except refold.StepError as error:
+            filed = str(error)
+        try:
+            return [filed, await run.tool(publish, page=text)]
+        except refold.ToolError as error:
+            return [filed, str(error)]
+
+    return edit
+
+
+@pytest.fixture
+async def edited(memory: Journal) -> Journal:
+    """A thread of `editor(1)` that ran to its end."""
+    models = ScriptedModel(["Text."])
+    await refold.run(editor(1), "tea", journal=memory, thread="p", models=models, wait=False)
+    answers.signal(memory, "p", "ok", b"true")
+    done = await refold.resume(editor(1), journal=memory, thread="p", models=models, wait=False)
+    assert done.output == ["filed", "published Text."]
+    calls.clear()
+    return memory
+
+
+async def test_a_program_is_tried_out_without_effects_and_with_the_signals_it_had(edited: Journal) -> None:
+    before = edited.info("p")
+
+    found = await what_if(editor(2), edited, "p", models=ScriptedModel(["Longer text."]), name="trial")
+
+    assert calls == ["fetch 1"]
+    assert found.refused == ['file_away(["Longer text."])', 'publish({"page":"Longer text."})']
+    assert found.after is not None
+    assert found.after.status == "finished"
+    assert found.after.output.count("was not called: this is a trial") == 2
+    assert (found.fork, found.live_calls) == ("trial", 1)
+    assert edited.info("p").head_hash == before.head_hash
+    rebuild.replay(editor(2), "trial", read_all(edited, "trial"))
+
+
+async def test_what_a_program_calls_is_allowed_or_stood_in_for_by_name(edited: Journal) -> None:
+    async def would_publish(page: str) -> str:
+        return f"would publish {page}"
+
+    found = await what_if(
+        editor(2),
+        edited,
+        "p",
+        models=ScriptedModel(["New."]),
+        allow=["file_away"],
+        stand_ins={"publish": would_publish},
+    )
+
+    assert (found.refused, calls) == ([], ["fetch 1", "file New."])
+    assert found.after is not None
+    assert found.after.output == '["filed","would publish New."]'
+
+
+async def test_a_program_that_changed_nothing_is_called_nowhere(edited: Journal) -> None:
+    found = await what_if(editor(1), edited, "p")
+    assert (found.fork, calls, len(edited.threads())) == ("", [], 1)
