@@ -318,6 +318,7 @@ def fork(settings: Settings, thread: str, at: int | None, name: str | None, repl
 
     'refold resume' goes on with the new thread; with another version of the agent it takes --accept-divergence.
     """
+    from .journal import codec
     from .replay import answers
     from .replay.fork import fork as fork_thread
 
@@ -326,7 +327,7 @@ def fork(settings: Settings, thread: str, at: int | None, name: str | None, repl
         seq, equals, value = replace.partition("=")
         if not equals or not seq.strip().isdecimal():
             raise UsageError(f"--replace takes SEQ=JSON, as in 12='{{\"total\": 30}}', not {replace!r}")
-        edit = int(seq), answers.from_json(value, "--replace")
+        edit = int(seq), codec.decode(answers.from_json(value, "--replace"))
     with settings.journal() as journal:
         made = fork_thread(journal, thread, at=at, name=name, replace=edit)
     put(settings, made)

@@ -115,6 +115,8 @@ def test_a_fork_is_resumed_and_compared(recorded: Refold, journal: Journal) -> N
     found = recorded("diff", "a", "edited")
     assert found.exit_code == 1
     assert "tool_returned.result" in found.stdout
+    (event,) = documents(recorded("show", "edited", "--from", str(seq + 1), "--to", str(seq + 1), "--json"))
+    assert event["body"]["result"] == {"order": 9}
     assert journal.info("a").head_hash == before.head_hash
 
 
