@@ -24,7 +24,7 @@ from .envelope import Event, check_thread_id
 from .errors import RefoldError, StoreUnavailable, ThreadNotFound, ThreadSealed, UsageError
 from .install import check_server, ensure_schema
 from .limits import check_message
-from .sqlstate import refusal
+from .sqlstate import refusal, rolled_back
 from .store import (
     Append,
     AppendResult,
@@ -246,7 +246,13 @@ class PostgresStore(Admitting):
                 if result.outcome is not Outcome.APPENDED:
                     raise _Undone(result)
         except _Theirs as theirs:
+            lost = line.broken or rolled_back(theirs.error)
             self._keep_or_close(line, theirs.error)
+            if lost:
+                # Whatever the work made of it: its transaction is gone, and with it all that it did.
+                raise StoreUnavailable(
+                    f"a transaction was lost before its COMMIT ({theirs}); nothing of it was written, try again"
+                ) from theirs.error
             raise theirs.error from None
         except _Undone as undone:
             self._keep(line)

@@ -59,6 +59,11 @@ def verdict(sqlstate: str | None, *, sent: bool = True) -> Verdict:
     return found
 
 
+def rolled_back(error: BaseException) -> bool:
+    """Whether the server gave a transaction up for the sake of another one, and asks for it to be done again."""
+    return str(getattr(error, "sqlstate", None) or "").startswith("40")
+
+
 _REMEDIES: dict[str, str] = {
     "42501": "rights are missing; let the owner of the schema run: select refold.allow('<role>')",
     "42883": "a function of the refold schema is missing; 'refold doctor' says more",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import threading
@@ -90,9 +91,13 @@ class _Gate:
     def enter(self) -> None:
         """On the way to the commit. Raises `TimeoutError` when it was shut."""
         with self._lock:
-            if self.closed:
-                raise TimeoutError("the transaction was rolled back")
+            self.check()
             self._entered = True
+
+    def check(self) -> None:
+        """Raise `TimeoutError` when it was shut."""
+        if self.closed:
+            raise TimeoutError("the transaction was rolled back")
 
     def shut(self) -> bool:
         """No commit from here on; False if one is on its way."""
@@ -164,6 +169,7 @@ class Effects:
 
         def make(connection: Any) -> NewEvent:
             nonlocal cancel
+            gate.check()
             cancel = connection.cancel
             context = self._context(call, attempt, tool.timeout_s, lambda: None, connection)
             try:
@@ -181,7 +187,8 @@ class Effects:
             done, _ = await asyncio.wait({work}, timeout=tool.timeout_s)
             if not done and gate.shut():
                 # Its statement is cancelled and its commit refused; the log's place is free when it has ended.
-                cancel()
+                with contextlib.suppress(Exception):
+                    cancel()
             return await work
         except (LeaseLost, StoreError):
             raise

@@ -97,6 +97,82 @@ async def test_a_commit_without_an_answer_is_one_effect_and_one_result(
     rebuild.replay(runs, "t", events)
 
 
+async def test_a_transaction_whose_connection_breaks_inside_the_tool_is_run_again(
+    journal: Journal, pg_dsn: str
+) -> None:
+    tries: list[int] = []
+
+    @tool(transactional=True)
+    def breaks(context: ToolContext) -> str:
+        """Loses its connection, the first time as it is, the second time behind an error of its own."""
+        tries.append(1)
+        context.connection.execute("insert into ledger (amount) values (5)")
+        if len(tries) == 1:
+            context.connection.execute("select pg_terminate_backend(pg_backend_pid())")
+        if len(tries) == 2:
+            try:
+                context.connection.execute("select pg_terminate_backend(pg_backend_pid())")
+            except psycopg.Error:
+                raise ToolError("the database is away") from None
+        return "booked"
+
+    @program
+    async def runs(run: Run) -> Any:
+        return await run.tool(breaks)
+
+    result = await refold.run(runs, journal=journal, thread="t")
+
+    assert (result.output, len(tries)) == ("booked", 3)
+    assert ledger(pg_dsn) == [5]
+    assert [event.kind for event in read_all(journal, "t")].count("tool_started") == 1
+
+
+async def test_a_transaction_that_loses_a_deadlock_is_run_again(journal: Journal, pg_dsn: str) -> None:
+    tries: list[int] = []
+
+    @tool(transactional=True)
+    def loses(context: ToolContext) -> str:
+        """Is given up by the server once, for the sake of another transaction."""
+        tries.append(1)
+        context.connection.execute("insert into ledger (amount) values (6)")
+        if len(tries) == 1:
+            context.connection.execute(
+                "do $$ begin raise exception 'deadlock' using errcode = '40P01'; end $$"
+            )
+        return "booked"
+
+    @program
+    async def runs(run: Run) -> Any:
+        return await run.tool(loses)
+
+    assert (await refold.run(runs, journal=journal, thread="t")).output == "booked"
+    assert ledger(pg_dsn) == [6]
+
+
+async def test_a_lost_transaction_is_not_run_again_after_its_time(journal: Journal, pg_dsn: str) -> None:
+    tries: list[int] = []
+
+    @tool(transactional=True, timeout_s=0.1)
+    def breaks(context: ToolContext) -> str:
+        """Loses its connection when its time is over."""
+        tries.append(1)
+        time.sleep(0.2)
+        context.connection.execute("select pg_terminate_backend(pg_backend_pid())")
+        return "never"
+
+    @program
+    async def runs(run: Run) -> Any:
+        try:
+            return await run.tool(breaks)
+        except ToolError as error:
+            return [error.effect, error.message]
+
+    result = await refold.run(runs, journal=journal, thread="t")
+
+    assert (result.output[0], len(tries)) == ("none", 1)
+    assert "0.1 s" in result.output[1]
+
+
 async def test_a_transactional_tool_that_takes_too_long_is_rolled_back(journal: Journal, pg_dsn: str) -> None:
     @tool(transactional=True, timeout_s=0.1)
     def sleeps(context: ToolContext) -> str:
