@@ -222,7 +222,9 @@ def _schema(store: PostgresStore, server: install.Server) -> list[Check]:
     if version == install.SCHEMA_VERSION:
         checks = [Check("schema", "ok", f"version {version}")]
     else:
-        why = f"this refold knows version {install.SCHEMA_VERSION}: upgrade refold, or run 'refold init'"
+        newer = version > install.SCHEMA_VERSION
+        remedy = "upgrade refold" if newer else "export the threads with the refold that made them"
+        why = f"this refold knows version {install.SCHEMA_VERSION}: {remedy}"
         checks = [Check("schema", "fail", f"version {version}", why)]
     missing = store._ask(_RIGHTS, ())[0][0]
     if missing:

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from .errors import StoreRefused
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SERVER_VERSION_MIN = 140000
 
 _LOCK = int.from_bytes(b"refold", "big")
@@ -118,7 +118,11 @@ def ensure_schema(connection: Any, server: Server, *, install: bool = True) -> s
         raise StoreRefused(
             f"database {server.database!r} has version {meta.schema_version} of the refold schema, this refold "
             f"knows version {SCHEMA_VERSION}; "
-            + ("upgrade refold" if meta.schema_version > SCHEMA_VERSION else "'refold init' upgrades it")
+            + (
+                "upgrade refold"
+                if meta.schema_version > SCHEMA_VERSION
+                else "export its threads with the refold that set it up, and import them into a new database"
+            )
         )
     if meta.installed_on != meta.running_on:
         _adopt(connection, catalog, server)

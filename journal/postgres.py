@@ -215,6 +215,8 @@ class PostgresStore(Admitting):
         """Append a batch, or say why not."""
         if len(append.events) == 1 and not append.consumed:
             rows = self._call(sql.APPEND, sql.append_params(append))
+        elif len(append.events) == 2 and not append.consumed:
+            rows = self._call(sql.APPEND_PAIR, sql.append_pair_params(append))
         else:
             rows = self._call(sql.APPEND_BATCH, sql.append_batch_params(append))
         return sql.append_result(*rows[0])

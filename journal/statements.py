@@ -15,6 +15,10 @@ APPEND: LiteralString = """
 select outcome, head from refold.append(
   %s, %s::int8, %b, %s::int8, %s::float8, %s, %s::int8, %b, %s, %s::int2, %b, %b)
 """
+APPEND_PAIR: LiteralString = """
+select outcome, head from refold.append_pair(
+  %s, %s::int8, %b, %s::int8, %s::float8, %s, %s::int8, %b, %s, %s::int2, %b, %b, %b, %s, %s::int2, %b, %b)
+"""
 APPEND_BATCH: LiteralString = """
 select outcome, head from refold.append_batch(
   %s, %s::int8, %b, %s::int8, %s::float8, %s, %s::int8,
@@ -84,6 +88,30 @@ def append_params(append: Append) -> Params:
         event.version,
         append.hashes[0],
         event.body,
+    )
+
+
+def append_pair_params(append: Append) -> Params:
+    """Parameters of APPEND_PAIR for an append of two events that takes no message."""
+    first, second = append.events
+    return (
+        append.thread,
+        append.expected,
+        append.expected_hash,
+        append.fence,
+        append.ttl_s,
+        append.state.value,
+        append.wake_at_us,
+        first.id,
+        first.kind,
+        first.version,
+        append.hashes[0],
+        first.body,
+        second.id,
+        second.kind,
+        second.version,
+        append.hashes[1],
+        second.body,
     )
 
 

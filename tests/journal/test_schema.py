@@ -239,6 +239,13 @@ def test_a_newer_schema_is_refused(pg_dsn: str) -> None:
         PostgresStore.open(pg_dsn)
 
 
+def test_a_schema_of_an_earlier_build_is_refused_with_what_to_do(pg_dsn: str) -> None:
+    with psycopg.connect(pg_dsn, autocommit=True) as owner:
+        owner.execute("update refold.meta set schema_version = %s", [SCHEMA_VERSION - 1])
+    with pytest.raises(StoreRefused, match="export its threads with the refold that set it up"):
+        PostgresStore.open(pg_dsn)
+
+
 def test_an_old_server_is_refused() -> None:
     class Answer:
         def fetchone(self) -> tuple[object, ...]:
