@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .journal.errors import UsageError as UsageError
     from .journal.journal import Journal as Journal
     from .replay import answers as answers
+    from .replay import fuzz as fuzz
     from .replay.divergence import Divergence as Divergence
     from .replay.errors import ForeignAwait as ForeignAwait
     from .replay.errors import ModelError as ModelError
@@ -106,7 +107,7 @@ _HOMES = {
     "replay.run": ("Run",),
     "replay.runner": ("RunResult",),
 }
-_ROOMS = {"answers": "replay.answers"}
+_ROOMS = {"answers": "replay.answers", "fuzz": "replay.fuzz"}
 """Modules that are part of the public face as they are."""
 
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

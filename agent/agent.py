@@ -82,8 +82,10 @@ class Agent:
         self.tools = toolbox(tools)
         self._output = None if output is None else read_output(output)
         names = _model_names(model)
-        self._client = None if names else cast("ModelClient", model)
-        self._policy = policy or Policy()
+        self.own_client = None if names else cast("ModelClient", model)
+        """The model client it was given; None where it calls models by name."""
+        self._client = self.own_client
+        self.policy = policy or Policy()
         self._limits = limits or Limits()
         names = names or (str(getattr(model, "name", type(model).__name__)),)
         self.model_name = ", ".join(names)
@@ -261,7 +263,7 @@ class Agent:
             limits=self._limits,
             show=show,
         )
-        return Runner(program or self.program, journal, thread, world, policy=self._policy, observe=observe)
+        return Runner(program or self.program, journal, thread, world, policy=self.policy, observe=observe)
 
     @property
     def client(self) -> ModelClient:

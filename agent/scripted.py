@@ -104,6 +104,10 @@ class ScriptedModel:
         self.count = 0
         """How often this model was asked, in this process."""
 
+    def again(self) -> ScriptedModel:
+        """A model with the same script that has not been asked anything, and keeps no requests."""
+        return ScriptedModel(self._script, keep_requests=False)
+
     @property
     def requests(self) -> list[dict[str, Any]]:
         """Every request in the order asked, as plain values."""

@@ -121,6 +121,8 @@ class Lane:
             answered = self._answer(run)
             if not answered and run.status == "waiting":
                 dues = [call.due for call in run.open.values() if call.due is not None]
+                if (wake_at_us := self.world.store.info(self.name).wake_at_us) is not None:
+                    dues.append(wake_at_us)
                 if dues:
                     delay_us = max(0, min(dues) - self.world.now_us)
         self.world.after(delay_us + 1_000, self._start_if_alone)
@@ -134,6 +136,8 @@ class Lane:
         answered = False
         for call in list(run.open.values()):
             if call.status == "in doubt":
+                if self.scenario.patient and run.status != "parked":
+                    continue
                 content: Content | None = self._truth(call)
                 key = resolution_key(call.call, call.attempt)
             else:

@@ -236,6 +236,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
         value: Its input.
         models: Answers model calls; deterministic, never awaiting anything of an event loop.
         reply: What people answer to a call that waits for a signal or an approval; None for nothing.
+        patient: Whether people leave calls in doubt alone until the run is parked for them.
         latency_us: Overrides of `LATENCY_US`, by kind or by name of a tool or step, microseconds.
         faults: Which faults are tried; all that apply by default.
         policy: Failures and time.
@@ -250,6 +251,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
     value: Any = None
     models: ModelClient | None = None
     reply: Callable[[OpenCall], Content | None] = lambda call: None
+    patient: bool = False
     latency_us: Mapping[str, int] = {}
     faults: frozenset[str] | None = None
     policy: Policy = Policy()

@@ -13,12 +13,13 @@ from fuzz_report import record
 from msgspec import Struct, field, structs
 from refold.journal import chunks, hot_state
 from refold.journal.envelope import Event
+from refold.replay.fuzz_checks import meaning
 from refold.replay.odometer import Chooser, Odometer, Placed, Placement
 from refold.replay.simulated_thread import Lane
 from refold.replay.simulation import CACHE_FAULTS, Scenario, Simulation
 from sim import replay_oracles
 from sim.history import History
-from sim.oracles import log_is_that_without_redis, meaning, violations
+from sim.oracles import log_is_that_without_redis, violations
 from sim.scenarios import ENDS_IN_FAILURE, STEADY_NAMES
 
 MARKS = frozenset(

@@ -11,9 +11,9 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from typing import Any
 
 from refold.journal.envelope import Event
+from refold.replay.fuzz_checks import meaning
 from sim.history import ALTERING, HELD, MEMORY, ROBBERY, History, is_outcome, tell
 from sim.replay_oracles import conversation_is_valid, log_replays
 
@@ -388,36 +388,6 @@ def outcome_is_that_of_the_quiet_run(history: History) -> Iterator[str]:
         yield "; ".join(
             f"{key}: {told.get(key)} instead of {quiet.get(key)}" for key in sorted(differing)[:3]
         )
-
-
-def meaning(bodies: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a log says, without attempts, tenures, times and the order of what ran side by side."""
-    told: dict[str, Any] = {}
-    for body in bodies:
-        match body["kind"]:
-            case "tool_started":
-                told[f"{body['call']} asked"] = [body["tool"], body["args"]]
-            case "tool_returned":
-                told[f"{body['call']} got"] = body["result"]
-            case "tool_resolved" if body["outcome"] == "returned":
-                told[f"{body['call']} got"] = body.get("result")
-            case "tool_failed" if body.get("final", True):
-                told[f"{body['call']} got"] = body["error"]
-            case "model_responded":
-                told[f"{body['call']} got"] = [body["fingerprint"], body["response"]]
-            case "step_recorded":
-                told[f"{body['call']} got"] = [body["name"], body["args"], body["result"]]
-            case "signal_received":
-                told[f"{body['call']} got"] = body["value"]
-            case "timer_fired":
-                told[f"{body['call']} got"] = "time"
-            case "run_finished":
-                told["output"] = body["output"]
-            case "run_failed":
-                told["failed"] = body["error"]
-            case "run_cancelled":
-                told["cancelled"] = True
-    return told
 
 
 ORACLES = (

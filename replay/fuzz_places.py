@@ -1,0 +1,138 @@
+"""Where faults strike: what chooses them in a trial, what each means, and each place in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from ..journal.errors import UsageError
+from .odometer import Placed, Placement
+
+FAULTS = {
+    "crash": "the process dies",
+    "lost": "the store acts, and its answer is lost",
+    "drop": "a call of the store is lost before it arrives",
+    "pause": "the process stands still past its lease, another takes over, and then it goes on",
+    "rival": "another worker takes the thread from it, as 'refold resume --steal' does",
+    "interrupt": "the caller goes away, or SIGTERM comes",
+    "late": "what was about to happen comes a little later",
+}
+"""Faults that can be tried, and what each stands for."""
+
+_PLACES = {
+    "acquire": "before its request for the thread was made",
+    "acquire.answer": "when it had the thread, before it knew",
+    "read": "before it had read the log",
+    "append": "before this append was durable",
+    "append.answer": "when this append was durable, before it knew",
+    "release": "before it gave the thread back",
+    "release.answer": "when it had given the thread back, before it knew",
+    "model": "before the model was asked",
+    "tool": "before the tool began",
+    "step": "before the step began",
+    "reconcile": "before the reconciler was asked",
+    "outcome": "when the call had been performed, before its outcome was handed over",
+    "verdict": "when the reconciler had answered, before its answer was handed over",
+    "alarm": "before it was woken by a time",
+    "poll": "before it looked into the inbox",
+    "deliver": "before it took what lay in the inbox",
+    "leave": "before it left",
+}
+
+
+class Struck(Struct, frozen=True, kw_only=True):
+    """A fault that has happened, and the length of the log then."""
+
+    place: str
+    fault: str
+    head: int
+
+    def describe(self) -> str:
+        """In words."""
+        worker, _, rest = self.place.partition(".")
+        kind, _, path = rest.partition("#")[0].partition(" ")
+        when = _PLACES.get(kind, "")
+        return f"{FAULTS[self.fault]} (worker {worker[1:]}), {when}{f' at {path}' if path else ''}"
+
+
+class Course(Placed):
+    """
+    The history with exactly these faults, which remembers all places it comes by.
+
+    Args:
+        faults: The placements.
+        head: Asked for the length of the log whenever a fault strikes.
+    """
+
+    def __init__(self, faults: Sequence[Placement], head: Callable[[], int]) -> None:
+        super().__init__(faults)
+        self.places: list[tuple[str, Sequence[str]]] = []
+        """Every place with its options."""
+        self.struck: list[Struck] = []
+        self._head = head
+
+    def pick(self, options: Sequence[str], place: str) -> str:
+        """The fault placed here."""
+        self.places.append((place, options))
+        chosen = self.choose(options, place)
+        if chosen != options[0]:
+            self.struck.append(Struck(place=place, fault=chosen, head=self._head()))
+        return chosen
+
+    def choose(self, options: Sequence[str], place: str) -> str:
+        """What happens at a place."""
+        return super().pick(options, place)
+
+
+class Scheduled(Course):
+    """A history in which faults come one after another, each after so many places."""
+
+    def __init__(self, faults: Sequence[tuple[int, str]], head: Callable[[], int]) -> None:
+        super().__init__((), head)
+        self._left = list(faults)
+        self._passed = 0
+
+    def choose(self, options: Sequence[str], place: str) -> str:
+        """The next fault once its turn has come, at the first place where it can happen."""
+        if not self._left:
+            return options[0]
+        gap, fault = self._left[0]
+        if self._passed < gap or fault not in options:
+            self._passed += 1
+            return options[0]
+        del self._left[0]
+        self._passed = 0
+        self.taken.append((place, fault))
+        return fault
+
+
+class Schedule(Struct, frozen=True):
+    """
+    Faults that come one after another, wherever the run is by then.
+
+    Args:
+        faults: (how many places to pass, which fault), in order.
+    """
+
+    faults: tuple[tuple[int, str], ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Schedule({self.faults!r})"
+
+
+def known_faults(faults: Any) -> tuple[str, ...]:
+    """
+    The names of faults, checked.
+
+    Raises:
+        UsageError: One is unknown.
+    """
+    names = (faults,) if isinstance(faults, str) else tuple(faults)
+    for name in names:
+        if name not in FAULTS:
+            raise UsageError(f"there is no fault {name!r}; the faults are: {', '.join(FAULTS)}")
+    if not names:
+        raise UsageError(f"name at least one fault of: {', '.join(FAULTS)}")
+    return names
