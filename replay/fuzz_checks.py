@@ -259,8 +259,13 @@ def _after(ledger: Sequence[Deed], place: int) -> str:
     if not place:
         return "as it began"
     deed = ledger[place - 1]
+    return f"after {tell(deed)} (worker {deed.worker[1:]})"
+
+
+def tell(deed: Deed) -> str:
+    """Which call it was, in words."""
     name = "" if deed.kind == "model" else f" {deed.name.rpartition('.')[2]}"
-    return f"after {deed.kind}{name} {deed.call} (worker {deed.worker[1:]})"
+    return f"{deed.kind}{name} {deed.call}"
 
 
 def _different(promise: str, where: str, expected: Any, found: Any, ignore: str) -> Iterator[Broken]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -29,12 +29,12 @@ _PLACES = {
     "append.answer": "when this append was durable, before it knew",
     "release": "before it gave the thread back",
     "release.answer": "when it had given the thread back, before it knew",
-    "model": "before the model was asked",
-    "tool": "before the tool began",
-    "step": "before the step began",
-    "reconcile": "before the reconciler was asked",
-    "outcome": "when the call had been performed, before its outcome was handed over",
-    "verdict": "when the reconciler had answered, before its answer was handed over",
+    "model": "before {call} was asked",
+    "tool": "before {call} began",
+    "step": "before {call} began",
+    "reconcile": "before the reconciler of {call} was asked",
+    "outcome": "when {call} had been performed, before its outcome was handed over",
+    "verdict": "when the reconciler of {call} had answered, before its answer was handed over",
     "alarm": "before it was woken by a time",
     "poll": "before it looked into the inbox",
     "deliver": "before it took what lay in the inbox",
@@ -49,12 +49,17 @@ class Struck(Struct, frozen=True, kw_only=True):
     fault: str
     head: int
 
-    def describe(self) -> str:
-        """In words."""
+    def describe(self, calls: Mapping[str, str]) -> str:
+        """
+        In words.
+
+        Args:
+            calls: What each call is, by path.
+        """
         worker, _, rest = self.place.partition(".")
         kind, _, path = rest.partition("#")[0].partition(" ")
-        when = _PLACES.get(kind, "")
-        return f"{FAULTS[self.fault]} (worker {worker[1:]}), {when}{f' at {path}' if path else ''}"
+        when = _PLACES[kind].format(call=calls.get(path, f"the call at {path}"))
+        return f"{FAULTS[self.fault]}: worker {worker[1:]}, {when}"
 
 
 class Course(Placed):

@@ -6,7 +6,7 @@ import textwrap
 
 from msgspec import structs
 
-from .fuzz_checks import Broken
+from .fuzz_checks import Broken, tell
 from .fuzz_trial import Options, Played, Trial
 from .text import one_line, visible
 
@@ -29,8 +29,9 @@ def screen(trial: Trial, played: Played, broken: list[Broken]) -> str:
             f"two uninterrupted runs of {trial.name!r} differ",
             "it is not deterministic, or its fakes are not put back before each history (world=...)",
         ]
+    calls = {deed.call.partition("/")[2]: tell(deed) for deed in played.story.ledger}
     for each in struck:
-        lines += ["", f"  fault     {each.place}: {each.describe()}"]
+        lines += ["", f"  fault     {each.place}", *_wrapped(each.describe(calls))]
         lines.append(f"            between {_event(played, each.head)} and {_event(played, each.head + 1)}")
     for one in broken[:BROKEN_MAX]:
         lines += ["", *_broken(one)]
@@ -49,10 +50,12 @@ def _broken(broken: Broken) -> list[str]:
     if broken.expected or broken.found:
         lines += [f"  expected  {broken.expected}", f"  found     {broken.found}"]
     for why in broken.why[:WHY_MAX]:
-        lines += textwrap.wrap(
-            visible(why), LINE, initial_indent=" " * 12, subsequent_indent=" " * 14, drop_whitespace=True
-        )
+        lines += _wrapped(why)
     return lines
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(visible(text), LINE, initial_indent=" " * 12, subsequent_indent=" " * 14)
 
 
 def _event(played: Played, seq: int) -> str:
@@ -72,7 +75,7 @@ def _timeline(played: Played) -> list[str]:
 
 def _effects(played: Played) -> list[str]:
     lines = [
-        f"            {deed.kind} {deed.name.rpartition('.')[2]} {deed.call} attempt {deed.attempt} by {deed.worker}"
+        f"            {tell(deed)} attempt {deed.attempt} by {deed.worker}"
         f"{'' if deed.happened else ' (failed)'}"
         for deed in played.story.effects
     ]

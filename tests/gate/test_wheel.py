@@ -35,6 +35,28 @@ script = [call("pay", amount=3), "Paid."]
 agent = Agent("payer", model=ScriptedModel(script), tools=[pay], instructions="You pay.")
 test_threads = refold_replay("threads/*.jsonl", agent=agent, record={"three": "Pay 3", "more": "Pay more"})
 """
+CRASHES = """
+from refold import Agent, ScriptedModel, tool
+from refold.agent.scripted import call
+from refold.replay.fuzz import every_crash_point
+
+paid = []
+
+def pay(amount: int) -> str:
+    \"\"\"Pay.\"\"\"
+    paid.append(amount)
+    return "paid"
+
+def agent(**flags):
+    script = ScriptedModel([call("pay", amount=3), "Paid."])
+    return Agent("payer", model=script, tools=[tool(**flags)(pay)])
+
+def test_a_crash_changes_nothing():
+    assert every_crash_point(agent(), "Pay 3", world=paid).histories > 20
+
+def test_a_wrong_flag():
+    every_crash_point(agent(idempotent=True), "Pay 3", world=paid)
+"""
 USERS_AGENT = """
 import refold
 
@@ -273,3 +295,18 @@ def test_the_plugin_pins_an_agent_in_a_folder_of_its_own(installed: Installed, t
     assert "2 failed" in changed
     assert "diverged at seq 3, r1/1 (request)" in changed
     assert 'message 1 (system).content: "You pay." became "You pay at once."' in changed
+
+
+def test_crashes_are_tried_with_nothing_but_the_core_and_pytest(installed: Installed, tmp_path: Path) -> None:
+    constraints = ROOT / "constraints.txt"
+    pip = (installed.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    run_quietly(*pip, "--constraint", constraints, "pytest", cwd=tmp_path)
+    (tmp_path / "test_crashes.py").write_text(CRASHES)
+
+    tried = installed.run("pytest", "-q", cwd=tmp_path, status=1).stdout
+
+    assert "1 failed, 1 passed" in tried
+    assert "tool pay ran 2 times for r1/2.1.1, with one idempotency key" in tried
+    strategy = "from refold.replay.fuzz import fault_schedules; fault_schedules()"
+    refused = installed.run("python", "-c", strategy, cwd=tmp_path, status=1).stderr
+    assert "pip install 'refold[fuzz]'" in refused.splitlines()[-1]
