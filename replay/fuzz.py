@@ -14,10 +14,10 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from ..journal.errors import MissingExtra, UsageError
-from .fuzz_checks import WORLD, Broken, compare
+from .fuzz_checks import WORLD, Broken, compare, foreign_sources
 from .fuzz_places import FAULTS, Course, Schedule, Scheduled, known_faults
 from .fuzz_screen import screen
 from .fuzz_trial import AgentLike, Options, Played, Trial
@@ -83,6 +83,7 @@ def every_crash_point(
     faults_max: int = 1,
     ignore: str = "",
     may_fail: bool = False,
+    own_clock: bool = False,
     policy: Any = None,
 ) -> CrashPoints:
     """
@@ -108,6 +109,7 @@ def every_crash_point(
         faults_max: How many of them may come in one history; 2 also kills each recovery.
         ignore: A regular expression of text that may differ, as times do.
         may_fail: Whether the uninterrupted run may end with an error.
+        own_clock: Whether the program may read clocks and draw chance by itself, for what is no part of the run.
         policy: How failures are retried; an agent's own by default.
 
     Raises:
@@ -127,6 +129,7 @@ def every_crash_point(
         approve=approve,
         ignore=ignore,
         may_fail=may_fail,
+        own_clock=own_clock,
         policy=policy,
     )
     with Trial(agent, value, options) as trial:
@@ -199,6 +202,8 @@ def _tried(trial: Trial, kinds: frozenset[str], faults_max: int) -> CrashPoints:
             if depth < faults_max:
                 longer += _extended(placed, played)
         level = longer
+    if quiet.noticed and not trial.options.own_clock:
+        _complain(trial, quiet, [foreign_sources(quiet.noticed)])
     points = [place for place, options in quiet.course.places if len(options) > 1]
     return CrashPoints(points=points, histories=histories, kinds=quiet.kinds)
 
@@ -213,7 +218,7 @@ def _uninterrupted(trial: Trial, kinds: frozenset[str]) -> Played:
     again = trial.play(partial(Course, ()), kinds, watch=True)
     if broken := list(compare(quiet.story, again.story, trial.options.ignore)):
         _complain(trial, again, broken)
-    return quiet
+    return structs.replace(quiet, noticed=again.noticed)
 
 
 def _check_ending(trial: Trial, quiet: Played) -> None:

@@ -184,6 +184,19 @@ def compare(quiet: Story, story: Story, ignore: str) -> Iterator[Broken]:
             yield structs.replace(broken, why=why)
 
 
+def foreign_sources(noticed: Sequence[str]) -> Broken:
+    """No history has differed, and some other day one will."""
+    return Broken(
+        promise="a program takes time and chance from its run",
+        expected="run.now(), run.random, run.uuid(): the same in every replay",
+        found="; ".join(noticed),
+        why=(
+            "No history of today has come out differently for it; one of another day will.",
+            "If it is no part of the run, as the time in a log line, pass own_clock=True.",
+        ),
+    )
+
+
 def _flaw(flaw: str) -> Broken:
     promise = (
         "a resumed run asks for what its log says"

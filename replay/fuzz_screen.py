@@ -24,6 +24,8 @@ def screen(trial: Trial, played: Played, broken: list[Broken]) -> str:
         lines = [f"a fault changes what {trial.name!r} does"]
     elif played.story.diverged:
         lines = [f"{trial.name!r} is not deterministic: without any fault it does not fit its own log"]
+    elif played.noticed:
+        lines = [f"{trial.name!r} is not deterministic: it takes time or chance from outside of its run"]
     else:
         lines = [
             f"two uninterrupted runs of {trial.name!r} differ",

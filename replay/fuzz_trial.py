@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from ..journal import codec
 from ..journal.errors import UsageError
 from .fuzz_checks import Story, read_story
 from .fuzz_places import Course
+from .fuzz_watch import Watch
 from .fuzz_world import Changes, FakeWorld
 from .inbox import Approval, Content, Signal
 from .outcomes import ToolRaised
@@ -57,6 +59,7 @@ class Options(Struct, frozen=True, kw_only=True):
     approve: Approve = True
     ignore: str = ""
     may_fail: bool = False
+    own_clock: bool = False
     policy: Policy | None = None
 
 
@@ -68,6 +71,8 @@ class Played(Struct, frozen=True, kw_only=True):
     kinds: list[str]
     """Kinds of the events of its log."""
     timeline: list[tuple[int, str, str]]
+    noticed: list[str] = []
+    """What the program took from outside of its run, if that was watched."""
 
 
 class Trial:
@@ -125,7 +130,7 @@ class Trial:
         Args:
             course: Makes what chooses its faults, from a function that tells the length of the log.
             faults: Kinds of faults that may be chosen.
-            watch: Whether to find out who changes the world.
+            watch: Whether to find out who changes the world, and what the program takes from outside of its run.
         """
         deps = self._world.renew()
         if self.options.deps is not None:
@@ -137,16 +142,25 @@ class Trial:
 
         chosen = course(head)
         world = Simulation(chosen, trace=True)
-        changes = Changes(self._world) if watch else None
-        perform = self._perform if changes is None else partial(self._watched, changes, world.ledger)
+        changes, sources = (Changes(self._world), Watch()) if watch else (None, None)
+        perform = self._perform
+        if changes is not None and sources is not None:
+            perform = partial(self._watched, changes, sources, world.ledger)
         lane = Lane(world, self._scenario(deps, faults, perform), THREAD)
-        world.run()
+        with contextlib.nullcontext() if sources is None else sources.on():
+            world.run()
         if changes is not None:
             changes.between(len(world.ledger))
         after = self._world.picture()
         story = read_story(self.program, THREAD, lane.events, world.ledger, world.flaws, after, changes)
         kinds = [event.kind for event in lane.events]
-        return Played(story=story, course=chosen, kinds=kinds, timeline=world.timeline or [])
+        return Played(
+            story=story,
+            course=chosen,
+            kinds=kinds,
+            timeline=world.timeline or [],
+            noticed=[] if sources is None else list(sources.noticed),
+        )
 
     def _scenario(
         self, deps: Any, faults: frozenset[str], perform: Callable[[Callable[[], Any]], Any]
@@ -187,12 +201,12 @@ class Trial:
             return Signal(call.name, Raw(value), by="a person")
         return None
 
-    def _watched(self, changes: Changes, ledger: list[Deed], act: Callable[[], Any]) -> Any:
+    def _watched(self, changes: Changes, sources: Watch, ledger: list[Deed], act: Callable[[], Any]) -> Any:
         # What is performed is entered in the ledger when it has been.
         place = len(ledger)
         changes.between(place)
         try:
-            return self._perform(act)
+            return sources.away(partial(self._perform, act))
         finally:
             changes.performed(place)
 

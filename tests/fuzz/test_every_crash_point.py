@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
+import logging
 import random
 import time
 import uuid
@@ -281,6 +283,39 @@ def test_a_prompt_with_chance_or_time_in_it_is_found(draw: Any) -> None:
     )
 
     assert "message 1 (system).content" in found(agent, "Go").args[0]
+
+
+def today(run: Run) -> str:
+    return f"Today is {dt.date.today()}."  # noqa: DTZ011 - the mistake that is looked for
+
+
+def rarely(run: Run) -> str:
+    return "Refund." if random.random() < 1e-9 else "Do not refund."
+
+
+@pytest.mark.parametrize("instructions, called", [(today, "date.today"), (rarely, "random.random")])
+def test_a_clock_or_a_chance_that_has_not_shown_yet_is_found(instructions: Any, called: str) -> None:
+    agent = Agent("dated", model=script(), tools=support.tools.values(), instructions=instructions)
+
+    text = found(agent, "Go").args[0]
+
+    assert f"{called} in {instructions.__name__}, test_every_crash_point.py:" in text
+    assert "run.now(), run.random, run.uuid()" in text
+    every_crash_point(agent, "Go", world=shop, own_clock=True)
+
+
+def test_clocks_that_only_measure_and_loggers_are_fine() -> None:
+    @program
+    async def measures(run: Run) -> Any:
+        logging.getLogger("measures").warning("began at %s", time.perf_counter())
+        await run.tool(stamp)
+
+    @tool(read_only=True)
+    def stamp() -> str:
+        """A tool may look at the clock."""
+        return "" if time.time() else str(dt.datetime.now(dt.UTC))
+
+    every_crash_point(measures)
 
 
 def test_what_a_program_remembers_outside_of_its_log_is_found() -> None:
