@@ -34,6 +34,9 @@ __all__ = [
     "play_schedule",
 ]
 
+REPLAYS = 16
+"""How often the log of the uninterrupted run is replayed: a branch that chance decides is seen nearly for sure."""
+
 
 class PromiseBroken(AssertionError):
     """
@@ -211,7 +214,7 @@ def _tried(trial: Trial, kinds: frozenset[str], faults_max: int) -> CrashPoints:
 def _uninterrupted(trial: Trial, kinds: frozenset[str]) -> Played:
     """The run without faults, which must get to its end, be the same each time, and replay."""
     __tracebackhide__ = True
-    quiet = trial.play(partial(Course, ()), kinds)
+    quiet = trial.play(partial(Course, ()), kinds, replays=REPLAYS)
     if quiet.story.diverged:
         _complain(trial, quiet, list(compare(quiet.story, quiet.story, trial.options.ignore)))
     _check_ending(trial, quiet)

@@ -90,8 +90,10 @@ def read_story(
     flaws: list[str],
     world: Any,
     changes: Changes | None,
+    *,
+    replays: int,
 ) -> Story:
-    """What a history's log, ledger and world say."""
+    """What a history's log, ledger and world say; a log that is replayed more often shows rarer chances."""
     bodies = [json.loads(event.body) for event in events]
     told = meaning(bodies)
     refused = ""
@@ -100,7 +102,8 @@ def read_story(
     run = thread.status.unfinished
     waits = [call.name for call in run.open.values() if call.status == "waits for a signal"] if run else []
     try:
-        rebuild.replay(program, name, events)
+        for _ in range(replays):
+            rebuild.replay(program, name, events)
     except Divergence as error:
         refused = str(error)
     outcome = {key: told.pop(key) for key in ("output", "failed", "cancelled") if key in told}

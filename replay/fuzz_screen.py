@@ -42,8 +42,9 @@ def screen(trial: Trial, played: Played, broken: list[Broken]) -> str:
     lines += ["", *_timeline(played), *_effects(played)]
     if struck:
         placed = [(each.place, each.fault) for each in struck]
+        name = trial.name if trial.name.isidentifier() else "agent"
         given = "".join(f", {name}=..." for name in _given(trial.options))
-        lines += ["", f"  again     play_schedule({trial.name}, {trial.value!r}, {placed!r}{given})"]
+        lines += ["", f"  again     play_schedule({name}, {trial.value!r}, {placed!r}{given})"]
     return "\n".join(visible(line) for line in lines)
 
 

@@ -94,7 +94,10 @@ class Trial:
             raise UsageError(f"what is tried is an Agent or a function with @program, not {agent!r}")
         _refuse_loop()
         codec.encode(value, what="the run's input")
-        re.compile(options.ignore)
+        try:
+            re.compile(options.ignore)
+        except re.error as error:
+            raise UsageError(f"ignore is a regular expression, {options.ignore!r} is not: {error}") from None
         self.name = agent.name
         self.value = value
         self.options = options
@@ -116,13 +119,18 @@ class Trial:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._world.renew()
+        self._world.end()
         if self._loop is not None:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
 
     def play(
-        self, course: Callable[[Callable[[], int]], Course], faults: frozenset[str], *, watch: bool = False
+        self,
+        course: Callable[[Callable[[], int]], Course],
+        faults: frozenset[str],
+        *,
+        watch: bool = False,
+        replays: int = 1,
     ) -> Played:
         """
         One history, in a world put back before it.
@@ -131,6 +139,7 @@ class Trial:
             course: Makes what chooses its faults, from a function that tells the length of the log.
             faults: Kinds of faults that may be chosen.
             watch: Whether to find out who changes the world, and what the program takes from outside of its run.
+            replays: How often its log is replayed.
         """
         deps = self._world.renew()
         if self.options.deps is not None:
@@ -152,7 +161,9 @@ class Trial:
         if changes is not None:
             changes.between(len(world.ledger))
         after = self._world.picture()
-        story = read_story(self.program, THREAD, lane.events, world.ledger, world.flaws, after, changes)
+        story = read_story(
+            self.program, THREAD, lane.events, world.ledger, world.flaws, after, changes, replays=replays
+        )
         kinds = [event.kind for event in lane.events]
         return Played(
             story=story,

@@ -54,14 +54,20 @@ class FakeWorld:
 
     def renew(self) -> Any:
         """As before anything happened; the world itself."""
+        self.end()
         if self._make is not None:
             self._world = self._make()
+        return self._world
+
+    def end(self) -> None:
+        """Put back what the test has given; close what was made for one history, if it can be closed."""
+        world: Any = self._world
         for held, contents in self._known:
             _put_back(held, contents)
-        world: Any = self._world
-        if _is_mock(world):
+        if self._make is not None and callable(close := getattr(world, "close", None)):
+            close()
+        elif _is_mock(world):
             world.reset_mock()
-        return world
 
     def picture(self) -> Any:
         """What is compared, as plain data; lists without their order, since what runs side by side has none."""

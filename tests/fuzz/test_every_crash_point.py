@@ -166,11 +166,17 @@ def test_the_world_is_put_back_before_and_after() -> None:
 
 
 def test_a_world_can_be_made_anew_and_looked_at_and_is_what_tools_are_given() -> None:
+    made: list[Any] = []
+
     class Desk:
         __slots__ = ("rung",)
 
         def __init__(self) -> None:
             self.rung = 0
+            made.append(self)
+
+        def close(self) -> None:
+            made.remove(self)
 
     @tool
     def ring(context: ToolContext) -> int:
@@ -185,6 +191,7 @@ def test_a_world_can_be_made_anew_and_looked_at_and_is_what_tools_are_given() ->
     seen = []
     every_crash_point(rings, world=Desk, look=lambda desk: seen.append(desk.rung))
     assert set(seen) == {0, 1, 2}
+    assert made == []
     every_crash_point(rings, world=Desk())
 
 
@@ -384,6 +391,8 @@ def test_what_is_missing_is_named() -> None:
         every_crash_point(errands, 1, faults=("fire",))
     with pytest.raises(UsageError, match="holds nothing that could be put back"):
         every_crash_point(errands, 1, world=7)
+    with pytest.raises(UsageError, match="ignore is a regular expression"):
+        every_crash_point(errands, 1, ignore="(")
     with pytest.raises(UsageError, match="an Agent or a function with @program, not 'support'"):
         every_crash_point("support", 1)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="the script has 4 replies"):
