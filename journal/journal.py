@@ -93,6 +93,8 @@ class Journal:
         self._hot = None if self._link is None else HotState(self._link, store)
         self._bells = Bells(store.identity, self._link)
         self._closed = False
+        self._left_behind: dict[str, int] = {}
+        """Fences, by thread, of leases of this process that could not be given back."""
 
     @classmethod
     def open(
@@ -198,7 +200,8 @@ class Journal:
         Args:
             thread: Thread id.
             steal: Take it from a live holder too, which then stops at its next append. From a holder that
-                provably died on this machine it is taken at once in any case.
+                provably died on this machine, and from a tenure of this journal's own that could not be given
+                back, it is taken at once in any case.
             create: Make the thread if it is not there.
 
         Raises:
@@ -231,10 +234,12 @@ class Journal:
             if isinstance(lease, Busy) and is_dead(lease.name):
                 # Kept for the retries: the answer to the taking itself may be lost.
                 buried = lease.fence
-            if isinstance(lease, Busy) and (buried == lease.fence or steal):
+            own = self._left_behind.get(thread)
+            if isinstance(lease, Busy) and (lease.fence in (buried, own) or steal):
                 lease = ask(lease.fence)
             if isinstance(lease, Busy):
                 raise ThreadBusy(thread, remaining_s=lease.remaining_s)
+            self._left_behind.pop(thread, None)
             return Tenure(
                 lease,
                 granted_s=granted_s,
@@ -248,6 +253,21 @@ class Journal:
         tenure = self._patiently(take)
         self._renewer.watch(tenure)
         return tenure
+
+    def renew(self, tenure: Tenure) -> bool:
+        """Renew the lease of *tenure* now; False, and the tenure is lost, when somebody else has the thread."""
+        sent_s = 0.0
+
+        def ask() -> bool:
+            nonlocal sent_s
+            sent_s = self.sources.monotonic_s()
+            return self.store.renew(tenure.thread, fence=tenure.fence, ttl_s=tenure.ttl_s)
+
+        if self._patiently(ask):
+            tenure.renewed(sent_s)
+            return True
+        tenure.mark_lost()
+        return False
 
     def info(self, thread: str) -> ThreadInfo:
         """The thread's row. Raises `ThreadNotFound`."""
@@ -395,7 +415,11 @@ class Journal:
         return append, result
 
     def _release(self, thread: str, fence: int, seen: int) -> Release:
-        return self._patiently(lambda: self.store.release(thread, fence=fence, seen=seen))
+        try:
+            return self._patiently(lambda: self.store.release(thread, fence=fence, seen=seen))
+        except StoreUnavailable:
+            self._left_behind[thread] = fence
+            raise
 
     def _patiently(self, call: Callable[[], T]) -> T:
         give_up_s: float | None = None

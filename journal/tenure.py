@@ -8,7 +8,16 @@ from concurrent.futures import Future
 from typing import Any
 
 from .envelope import NewEvent, chain
-from .errors import Corrupt, LeaseLost, LogRewound, RefoldError, StoreRefused, ThreadNotFound, UsageError
+from .errors import (
+    Corrupt,
+    LeaseLost,
+    LogRewound,
+    RefoldError,
+    StoreRefused,
+    StoreUnavailable,
+    ThreadNotFound,
+    UsageError,
+)
 from .limits import check_batch
 from .sources import Sources
 from .store import Append, AppendResult, Lease, Outcome, Release, ThreadState
@@ -196,7 +205,8 @@ class Tenure:
             `released`; `inbox_pending`, and the tenure goes on; or `fenced` when it was lost.
 
         Raises:
-            StoreUnavailable: The store did not answer; the lease runs out by itself.
+            StoreUnavailable: The store did not answer; the lease runs out by itself, unless this journal takes
+                the thread again before.
         """
         pending = self._pending
         if pending is not None:
@@ -211,6 +221,9 @@ class Tenure:
             answer = self._release(self.thread, self.fence, seen)
             if answer is Release.RELEASED:
                 self._ended = True
+        except StoreUnavailable:
+            self.abandon()
+            raise
         finally:
             self._releasing = False
         if answer is Release.FENCED:
@@ -223,7 +236,9 @@ class Tenure:
 
     def renewable(self, now_s: float) -> bool:
         """Whether the lease is to be kept alive at *now_s* of the monotonic clock."""
-        return not self._ended and (self._overdue_s is None or now_s <= self._overdue_s)
+        if self._ended or self._failure is not None:
+            return False
+        return self._overdue_s is None or now_s <= self._overdue_s
 
     def due_s(self) -> float:
         """Monotonic time at which the lease wants to be renewed."""

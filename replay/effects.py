@@ -363,15 +363,8 @@ class Effects:
         """The lease may have run out while this process stood still: nothing is called then but by its holder."""
         if self._tenure.remaining_s() > 0:
             return
-        tenure = self._tenure
-        sent_s = self._sources.monotonic_s()
-        held = await asyncio.to_thread(
-            self._journal.store.renew, tenure.thread, fence=tenure.fence, ttl_s=tenure.ttl_s
-        )
-        if held:
-            tenure.renewed(sent_s)
+        if await asyncio.to_thread(self._journal.renew, self._tenure):
             return
-        tenure.mark_lost()
         # This call must not run and its outcome must not be recorded: stay until cancelled.
         await asyncio.Event().wait()
 

@@ -12,7 +12,7 @@ from appends import event, verify
 from conftest import PostgresServer
 from fault_proxy import Cut, FaultProxy
 from refold.journal.envelope import chain
-from refold.journal.errors import RefoldError, StoreUnavailable
+from refold.journal.errors import RefoldError, StoreUnavailable, ThreadBusy
 from refold.journal.journal import Journal
 from refold.journal.store import AppendResult, Fork, Outcome, Release, ThreadState
 from refold.journal.tenure import Tenure
@@ -244,6 +244,33 @@ def test_after_hold_s_the_append_fails_and_the_tenure_with_it(proxy: FaultProxy,
         # Other threads go on, and the lease runs out by itself.
         write(journal.acquire("b"))
         check(journal, "a", 1)
+
+
+def test_a_lease_that_could_not_be_given_back_is_taken_again_at_once_by_the_same_journal(
+    proxy: FaultProxy, database: str
+) -> None:
+    with (
+        Journal.open(proxy.dsn(database), hold_s=0.2, patience_s=0.1) as journal,
+        Journal.open(proxy.dsn(database)) as stranger,
+    ):
+        tenure = journal.acquire("a")
+        write(tenure)
+        proxy.refuse()
+        assert isinstance(tenure.append([event()], state=RUNNING).exception(SOON_S), StoreUnavailable)
+        assert not tenure.renewable(0.0)
+        with pytest.raises(StoreUnavailable):
+            tenure.release()
+        proxy.accept()
+
+        with pytest.raises(ThreadBusy):
+            stranger.acquire("a")
+        again = journal.acquire("a")
+
+        assert again.fence == tenure.fence + 1
+        write(again)
+        check(journal, "a", 2)
+        with pytest.raises(ThreadBusy):
+            journal.acquire("a")
 
 
 @pytest.mark.parametrize("cut", list(Cut))
