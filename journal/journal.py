@@ -247,7 +247,8 @@ class Journal:
                 release=self._release,
                 transact=self._transact,
                 sources=self.sources,
-                rival=lease.fence > 1 and lease.fence != buried + 1,
+                rival=lease.fence > 1,
+                buried=buried if lease.fence == buried + 1 else 0,
             )
 
         tenure = self._patiently(take)

@@ -40,7 +40,8 @@ class Tenure:
         head_hash: Its chain hash.
         state: The thread's state as last recorded.
         ttl_s: How long each renewal makes the lease last, seconds.
-        rival: Whether the holder before may still be alive somewhere, its tools acting without the right to write.
+        rival: Whether a holder before may still be alive somewhere, its tools acting without the right to write.
+        buried: Fence of the holder before if it provably died, and with it its tools; else 0.
         clock_ahead_us: How far the database's clock was ahead of this process's at the grant.
     """
 
@@ -54,6 +55,7 @@ class Tenure:
         sources: Sources,
         transact: Transact | None = None,
         rival: bool = False,
+        buried: int = 0,
     ) -> None:
         self.thread = lease.thread
         self.fence = lease.fence
@@ -62,6 +64,7 @@ class Tenure:
         self.state = lease.state
         self.ttl_s = lease.ttl_s
         self.rival = rival
+        self.buried = buried
         self.clock_ahead_us = lease.now_us - sources.now_us()
         self._writer = writer
         self._release = release

@@ -127,6 +127,7 @@ def take_up_run(
     accept: bool = False,
     release: bool = False,
     rival: bool = False,
+    buried: int = 0,
     clock_ahead_us: int = 0,
 ) -> Opened:
     """
@@ -141,7 +142,8 @@ def take_up_run(
         policy: Failures and time.
         accept: Accept changed requests between the recorded definition and the program's, and record that.
         release: Go on with a run that was parked for killing its workers.
-        rival: The worker before may still be alive: leave its calls alone until their time is over.
+        rival: A worker before may still be alive: leave its calls alone until their time is over.
+        buried: Fence of a worker that is known to be dead; not of those that it had taken the thread from.
         clock_ahead_us: How far the database's clock is ahead of the host's.
 
     Raises:
@@ -165,7 +167,7 @@ def take_up_run(
             "then let it go on with 'refold resume --release'"
         )
         return Opened(session, lambda: session.park(reason))
-    session.holds = Holds(host, _holds(thread, run, interpreter, rival, clock_ahead_us))
+    session.holds = Holds(host, _holds(thread, run, interpreter, rival, buried, clock_ahead_us))
     accepted: ev.DivergenceAccepted | None = None
     if pair is not None and pair[0] != pair[1] and pair not in run.accepted:
         accepted = ev.DivergenceAccepted(
@@ -175,7 +177,7 @@ def take_up_run(
 
 
 def _holds(
-    thread: Thread, run: RunState, interpreter: Interpreter, rival: bool, clock_ahead_us: int
+    thread: Thread, run: RunState, interpreter: Interpreter, rival: bool, buried: int, clock_ahead_us: int
 ) -> dict[str, int]:
     """Until when, by the host's clock, a worker that is still alive may be at the calls it has started."""
     holds: dict[str, int] = {}
@@ -186,7 +188,10 @@ def _holds(
             and recorded is not None
             and call.attempt
             and not command.tool.read_only
-            and (recorded.at_large or (rival and recorded.status == "started"))
+            and (
+                recorded.at_large
+                or (rival and recorded.status == "started" and thread.fences[recorded.seq - 1] != buried)
+            )
         ):
             started_us = thread.recorded_at[recorded.seq - 1] - clock_ahead_us
             holds[call.path] = started_us + round(command.tool.timeout_s * 1e6)

@@ -21,6 +21,8 @@ class Thread(Struct):
     bodies: list[ev.EventBody]
     recorded_at: list[int]
     """When each event was recorded, by the database's clock, microseconds since the epoch."""
+    fences: list[int]
+    """Which holder recorded each event."""
     status: ThreadStatus
 
     @property
@@ -51,7 +53,8 @@ def load(name: str, events: list[Event]) -> Thread:
         body = ev.decode_event(event)
         status.apply(position, body)
         bodies.append(body)
-    return Thread(name, bodies, [event.recorded_at for event in events], status)
+    recorded_at, fences = [event.recorded_at for event in events], [event.fence for event in events]
+    return Thread(name, bodies, recorded_at, fences, status)
 
 
 def interpret(

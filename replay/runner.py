@@ -303,6 +303,7 @@ class Runner:
             accept=wish.accept,
             release=wish.release,
             rival=tenure.rival,
+            buried=tenure.buried,
             clock_ahead_us=tenure.clock_ahead_us,
         )
 

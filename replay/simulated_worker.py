@@ -95,7 +95,7 @@ class Worker(Process):
             writer=self,
             release=lambda thread, fence, seen: self._released,
             sources=self.clocks,
-            rival=lease.left_open,
+            rival=lease.fence > 1,
         )
         self.tenure.on_lost(self._lost)
         self._read()

@@ -49,7 +49,7 @@ def test_the_lease_of_a_holder_that_died_here_is_taken_at_once() -> None:
         tenure = journal.acquire("t")
 
         assert tenure.fence == 2
-        assert not tenure.rival
+        assert tenure.buried == 1
         with pytest.raises(ThreadBusy):
             journal.acquire("t")
 
@@ -77,4 +77,4 @@ def test_a_death_is_remembered_when_the_answer_to_the_taking_is_lost() -> None:
         tenure = journal.acquire("t")
 
         assert tenure.fence == 2
-        assert not tenure.rival
+        assert tenure.buried == 1
