@@ -42,7 +42,6 @@ class Tenure:
         ttl_s: How long each renewal makes the lease last, seconds.
         rival: Whether a holder before may still be alive somewhere, its tools acting without the right to write.
         buried: Fence of the holder before if it provably died, and with it its tools; else 0.
-        clock_ahead_us: How far the database's clock was ahead of this process's at the grant.
     """
 
     def __init__(
@@ -65,7 +64,8 @@ class Tenure:
         self.ttl_s = lease.ttl_s
         self.rival = rival
         self.buried = buried
-        self.clock_ahead_us = lease.now_us - sources.now_us()
+        self._epoch_us = lease.now_us
+        self._epoch_s = sources.monotonic_s()
         self._writer = writer
         self._release = release
         self._transact = transact
@@ -99,6 +99,18 @@ class Tenure:
         if self._ended:
             return 0.0
         return self._granted_s + self.ttl_s - self._sources.monotonic_s()
+
+    def now_us(self) -> int:
+        """
+        The database's clock: as it was at the grant, gone on by this process's monotonic clock, microseconds.
+
+        So it is the same for all workers of a thread, and nobody who sets a clock moves it.
+        """
+        return self._epoch_us + max(0, round((self._sources.monotonic_s() - self._epoch_s) * 1e6))
+
+    def not_before(self, now_us: int) -> None:
+        """Let the clock go on from *now_us*, which this process has seen, if the database's was set back since."""
+        self._epoch_us += max(0, now_us - self.now_us())
 
     def overdue_after(self, deadline_s: float | None) -> None:
         """Renew only until *deadline_s* of the monotonic clock, so that a hung worker is replaced; None: no end."""

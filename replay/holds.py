@@ -12,12 +12,12 @@ class Holds:
     """
     Calls that are neither run again nor looked up yet.
 
-    By the host's own clock: the time of events never goes back, and after a worker whose clock was ahead it
-    would end every hold at once.
+    By the host's clock: the time of events never goes back, and after one that was ahead it would end every hold
+    at once.
 
     Args:
         host: Its clock.
-        until_us: Wall clock of the host by path.
+        until_us: Time of the host's clock by path.
     """
 
     def __init__(self, host: Host, until_us: Mapping[str, int]) -> None:

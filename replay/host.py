@@ -14,8 +14,11 @@ from .commands import Call
 class Host(Protocol):
     """What a session asks of its surroundings; every method returns at once."""
 
+    def wall_us(self) -> int:
+        """The writer's own wall clock, microseconds: for people, and for `run.now()`."""
+
     def now_us(self) -> int:
-        """Wall clock in microseconds."""
+        """The database's clock as the host knows it, microseconds; within a tenure it goes on steadily."""
 
     def new_id(self) -> uuid.UUID:
         """A fresh event id."""
@@ -47,4 +50,4 @@ class Host(Protocol):
         """Ask an effect under way to stop."""
 
     def alarm(self, at_us: int) -> None:
-        """Call `Session.alarm` when the wall clock reaches *at_us*."""
+        """Call `Session.alarm` when the clock reaches *at_us*."""

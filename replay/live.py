@@ -49,9 +49,13 @@ class LiveHost:
 
     # What the session asks
 
-    def now_us(self) -> int:
-        """Wall clock in microseconds."""
+    def wall_us(self) -> int:
+        """This process's wall clock, microseconds."""
         return self._journal.sources.now_us()
+
+    def now_us(self) -> int:
+        """The database's clock, as its tenure knows it, microseconds."""
+        return self._tenure.now_us()
 
     def new_id(self) -> uuid.UUID:
         """A fresh event id."""
@@ -107,7 +111,7 @@ class LiveHost:
             task.cancel()
 
     def alarm(self, at_us: int) -> None:
-        """Call the session when the wall clock gets there."""
+        """Call the session when the clock gets there."""
         if self._detached:
             return
         delay_s = max(0.0, (at_us - self.now_us()) / 1e6)

@@ -43,7 +43,6 @@ def begin_run(
     taken: int | None = None,
     host: Host,
     policy: Policy,
-    now_us: int,
     new_uid: Callable[[], uuid.UUID],
 ) -> Opened:
     """
@@ -58,11 +57,10 @@ def begin_run(
         taken: Inbox id of the input, if it came through there.
         host: Performs what the session asks.
         policy: Failures and time.
-        now_us: Wall clock.
         new_uid: Draws the uid of a thread that has no event yet.
     """
     status = thread.status
-    at = max(status.last_at, now_us)
+    at = max(status.last_at, host.wall_us())
     before: list[ev.EventBody] = []
     if not thread.bodies:
         before.append(ev.ThreadCreated(at=at, uid=new_uid().hex))
@@ -128,7 +126,6 @@ def take_up_run(
     release: bool = False,
     rival: bool = False,
     buried: int = 0,
-    clock_ahead_us: int = 0,
 ) -> Opened:
     """
     Go on with an unfinished *run* of *thread*.
@@ -144,7 +141,6 @@ def take_up_run(
         release: Go on with a run that was parked for killing its workers.
         rival: A worker before may still be alive: leave its calls alone until their time is over.
         buried: Fence of a worker that is known to be dead; not of those that it had taken the thread from.
-        clock_ahead_us: How far the database's clock is ahead of the host's.
 
     Raises:
         UsageError: The run belongs to another program.
@@ -167,7 +163,7 @@ def take_up_run(
             "then let it go on with 'refold resume --release'"
         )
         return Opened(session, lambda: session.park(reason))
-    session.holds = Holds(host, _holds(thread, run, interpreter, rival, buried, clock_ahead_us))
+    session.holds = Holds(host, _holds(thread, run, interpreter, rival, buried))
     accepted: ev.DivergenceAccepted | None = None
     if pair is not None and pair[0] != pair[1] and pair not in run.accepted:
         accepted = ev.DivergenceAccepted(
@@ -177,9 +173,9 @@ def take_up_run(
 
 
 def _holds(
-    thread: Thread, run: RunState, interpreter: Interpreter, rival: bool, buried: int, clock_ahead_us: int
+    thread: Thread, run: RunState, interpreter: Interpreter, rival: bool, buried: int
 ) -> dict[str, int]:
-    """Until when, by the host's clock, a worker that is still alive may be at the calls it has started."""
+    """Until when, by the database's clock, a worker that is still alive may be at the calls it has started."""
     holds: dict[str, int] = {}
     for call in interpreter.pending.values():
         command, recorded = call.command, run.open.get(call.id)
@@ -193,7 +189,7 @@ def _holds(
                 or (rival and recorded.status == "started" and thread.fences[recorded.seq - 1] != buried)
             )
         ):
-            started_us = thread.recorded_at[recorded.seq - 1] - clock_ahead_us
+            started_us = thread.recorded_at[recorded.seq - 1]
             holds[call.path] = started_us + round(command.tool.timeout_s * 1e6)
     return holds
 

@@ -52,14 +52,18 @@ class Completion(Struct, frozen=True):
     timed_out: bool = False
 
 
-def beginning(call: Call, *, at: int) -> ev.EventBody | None:
-    """The event that records that a call waits: for a clock, a signal or a person; None for other calls."""
+def beginning(call: Call, *, at: int, now_us: int) -> ev.EventBody | None:
+    """
+    The event that records that a call waits: for a clock, a signal or a person; None for other calls.
+
+    What it waits for is due by the database's clock; `at` is the writer's, never goes back and may be ahead.
+    """
     command = call.command
     match command:
         case Sleep() if call.phase is Phase.ASKED:
-            return ev.TimerSet(at=at, call=call.id, due=at + command.duration_us)
+            return ev.TimerSet(at=at, call=call.id, due=now_us + command.duration_us)
         case WaitFor() if call.phase is Phase.ASKED:
-            due = None if command.timeout_us is None else at + command.timeout_us
+            due = None if command.timeout_us is None else now_us + command.timeout_us
             return ev.WaitStarted(at=at, call=call.id, name=command.name, due=due)
         case ToolCall() if call.phase is Phase.HELD:
             return ev.ApprovalRequested(at=at, call=call.id, tool=command.tool.name, args=Raw(command.args))
@@ -87,15 +91,15 @@ def idempotency_key(uid: str, call_id: str) -> str:
     return str(uuid.UUID(bytes=digest[:16], version=5))
 
 
-def outcome(call: Call, done: Completion, *, at: int, policy: Policy) -> ev.EventBody:
+def outcome(call: Call, done: Completion, *, at: int, now_us: int, policy: Policy) -> ev.EventBody:
     """The event that records what came of a call."""
     match call.command:
         case ModelCall():
-            return _model_outcome(call, call.command, done, at, policy)
+            return _model_outcome(call, call.command, done, at, now_us, policy)
         case StepCall():
             return _step_outcome(call, call.command, done, at)
         case ToolCall():
-            return _tool_outcome(call, call.command, done, at, policy)
+            return _tool_outcome(call, call.command, done, at, now_us, policy)
         case _:
             raise AssertionError(f"{call!r} is not performed")
 
@@ -107,7 +111,7 @@ def committed_outcome(call: Call, done: Completion, *, at: int, policy: Policy) 
     Raises:
         ToolError: The result cannot be recorded; the transaction is to be rolled back.
     """
-    body = outcome(call, done, at=at, policy=policy)
+    body = outcome(call, done, at=at, now_us=at, policy=policy)
     if isinstance(body, ev.ToolReturned):
         return body
     assert isinstance(body, ev.ToolFailed)
@@ -230,7 +234,9 @@ def recordable(value: Any, *, what: str) -> bytes:
     return data
 
 
-def _model_outcome(call: Call, command: ModelCall, done: Completion, at: int, policy: Policy) -> ev.EventBody:
+def _model_outcome(
+    call: Call, command: ModelCall, done: Completion, at: int, now_us: int, policy: Policy
+) -> ev.EventBody:
     attempt = call.attempt + 1
     request = command.request
     delta = request.delta(call.branch.base)
@@ -263,7 +269,7 @@ def _model_outcome(call: Call, command: ModelCall, done: Completion, at: int, po
         error=failed,
         attempt=attempt,
         final=not again,
-        retry_at=_retry_at(call, at, attempt, policy, failed.retry_after_s) if again else None,
+        retry_at=_retry_at(call, now_us, attempt, policy, failed.retry_after_s) if again else None,
         latency_us=done.latency_us,
     )
 
@@ -292,7 +298,9 @@ def _step_outcome(call: Call, command: StepCall, done: Completion, at: int) -> e
     )
 
 
-def _tool_outcome(call: Call, command: ToolCall, done: Completion, at: int, policy: Policy) -> ev.EventBody:
+def _tool_outcome(
+    call: Call, command: ToolCall, done: Completion, at: int, now_us: int, policy: Policy
+) -> ev.EventBody:
     tool = command.tool
     what = f"result of tool {tool.name!r}"
     error = done.error
@@ -322,13 +330,13 @@ def _tool_outcome(call: Call, command: ToolCall, done: Completion, at: int, poli
         effect=effect,
         attempt=call.attempt,
         final=not again,
-        retry_at=_retry_at(call, at, call.attempt, policy) if again else None,
+        retry_at=_retry_at(call, now_us, call.attempt, policy) if again else None,
         latency_us=done.latency_us,
     )
 
 
-def _retry_at(call: Call, at: int, attempt: int, policy: Policy, wanted_s: float | None = None) -> int:
+def _retry_at(call: Call, now_us: int, attempt: int, policy: Policy, wanted_s: float | None = None) -> int:
     pause_s = min(policy.backoff_s * 2.0 ** (attempt - 1), policy.backoff_max_s)
     # Jitter made from the call, so that the same run retries at the same times.
-    spread = hashlib.sha256(f"{call.id}/{at}/{attempt}".encode()).digest()[0] / 255
-    return at + round(max(pause_s * (0.75 + 0.5 * spread), wanted_s or 0.0) * 1e6)
+    spread = hashlib.sha256(f"{call.id}/{now_us}/{attempt}".encode()).digest()[0] / 255
+    return now_us + round(max(pause_s * (0.75 + 0.5 * spread), wanted_s or 0.0) * 1e6)

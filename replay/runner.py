@@ -163,6 +163,7 @@ class Runner:
 
     async def _go(self, wish: _Wish, *, wait: bool, steal: bool = False, create: bool = True) -> RunResult:
         result: RunResult | None = None
+        earlier: Tenure | None = None
         while True:
             try:
                 tenure = await self._acquire(steal, create)
@@ -172,6 +173,9 @@ class Runner:
                 # Somebody else has taken the run up meanwhile; it is theirs until they leave it.
                 await asyncio.sleep(self._world.limits.poll_s)
                 continue
+            if earlier is not None:
+                # A clock that is set back while a run sleeps in this process must not let it oversleep.
+                tenure.not_before(earlier.now_us())
             try:
                 result = await self._tenure(tenure, wish)
             except GeneratorExit:
@@ -184,10 +188,10 @@ class Runner:
                     await asyncio.shield(asyncio.to_thread(self._give_back, tenure))
             if result.status != "waiting" or not wait or self._stopped:
                 return result
-            await self._news(result)
+            await self._news(result, tenure.now_us)
             if self._stopped:
                 return result
-            wish, steal = _Wish(run_id=result.run_id), False
+            wish, steal, earlier = _Wish(run_id=result.run_id), False, tenure
 
     async def _acquire(self, steal: bool, create: bool) -> Tenure:
         """Take the lease; one that is granted after the caller has gone is given back at once."""
@@ -280,7 +284,6 @@ class Runner:
             taken=taken,
             host=host,
             policy=self._policy,
-            now_us=self._journal.sources.now_us(),
             new_uid=self._journal.sources.new_id,
         )
 
@@ -304,7 +307,6 @@ class Runner:
             release=wish.release,
             rival=tenure.rival,
             buried=tenure.buried,
-            clock_ahead_us=tenure.clock_ahead_us,
         )
 
     def _read(self, tenure: Tenure) -> tuple[Thread, list[Message]]:
@@ -368,18 +370,18 @@ class Runner:
             return True
         return self._journal.info(self._thread).head != self._left_at
 
-    async def _news(self, result: RunResult) -> None:
+    async def _news(self, result: RunResult, now_us: Callable[[], int]) -> None:
         """Wait, without a lease, until something has come for the run or its time has."""
         dues = [call.due for call in result.pending if call.due is not None]
         due = min([*dues, *([] if self._wake_at is None else [self._wake_at])], default=None)
         with Bell(self._journal, self._thread) as bell:
-            while not self._stopped and (due is None or self._journal.sources.now_us() < due):
+            while not self._stopped and (due is None or now_us() < due):
                 # Looked for first: what came before the bell was hung has rung nobody.
                 if await asyncio.to_thread(self._moved):
                     return
                 pause_s = self._world.limits.poll_s
                 if due is not None:
-                    pause_s = min(pause_s, max(0.0, (due - self._journal.sources.now_us()) / 1e6))
+                    pause_s = min(pause_s, max(0.0, (due - now_us()) / 1e6))
                 await bell.wait(pause_s)
 
 

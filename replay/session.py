@@ -137,13 +137,13 @@ class Session:
         self.mail.remember(messages)
         if accepted is not None:
             self._stepper.record(accepted)
-        elif not has_news(self.interpreter, self.mail.waiting, self.holds, now=self._at()):
+        elif not has_news(self.interpreter, self.mail.waiting, self.holds, now=self._host.now_us()):
             self._leave()
             return
         self._base = self._outbox.head + 1
         self._emit(self.interpreter.resumption(at=self._at(), rival=bool(self.holds)))
         for call in self._pending():
-            if call.phase is Phase.BACKOFF and (call.retry_at or 0) > self._at():
+            if call.phase is Phase.BACKOFF and (call.retry_at or 0) > self._host.now_us():
                 self._alarms.wake_at(call.retry_at)
             else:
                 self._begin(call)
@@ -234,13 +234,13 @@ class Session:
             self._go_on()
 
     def alarm(self) -> None:
-        """The wall clock has reached an alarm, or may have."""
+        """The clock has reached an alarm, or may have."""
         if self._gate.alone is not None:
             self._deferred.append(self.alarm)
             return
         if self.error is not None or self.end is not None:
             return
-        now = self._at()
+        now = self._host.now_us()
         if self._alarms.struck(now):
             self._give_up()
         for call in self._pending():
@@ -288,7 +288,9 @@ class Session:
                 self._start_tool(call)
             case ToolCall() if call.phase is Phase.REFUSED:
                 self._refused.append(call)
-            case _ if (begun := beginning(call, at=self._outbox.last_at)) is not None:
+            case _ if (
+                begun := beginning(call, at=self._outbox.last_at, now_us=self._host.now_us())
+            ) is not None:
                 self._emit(begun)
                 self._unmatched = True
                 self._alarms.wake_at(call.due)
@@ -321,17 +323,20 @@ class Session:
     # Outcomes
 
     def _outcome(self, call: Call, completion: Completion) -> None:
-        self._emit(outcome(call, completion, at=self._at(), policy=self._policy))
+        self._emit(self._made(call, completion))
         if call.phase is Phase.DOUBT:
             self._settle_doubt(call)
         if call.phase is Phase.BACKOFF:
             self._alarms.wake_at(call.retry_at)
 
+    def _made(self, call: Call, completion: Completion) -> ev.EventBody:
+        return outcome(call, completion, at=self._at(), now_us=self._host.now_us(), policy=self._policy)
+
     def _strike(self, call: Call, now: int) -> None:
         """Let a call know that it is now as late as *now*."""
         idle = not self._gate.holds(call)
         if call.phase is Phase.WAITING and call.due is not None and call.due <= now:
-            self._emit(ev.TimerFired(at=now, call=call.id))
+            self._emit(ev.TimerFired(at=self._at(), call=call.id))
         elif call.phase is Phase.BACKOFF and (call.retry_at or 0) <= now and idle:
             self._begin(call)
         elif call.phase is Phase.DOUBT and idle:
@@ -358,7 +363,7 @@ class Session:
     def _record_unstepped(self, call: Call, completion: Completion) -> None:
         """After a halt the program cannot be stepped; what a tool has returned is recorded all the same."""
         if isinstance(call.command, ToolCall):
-            self._stepper.record(outcome(call, completion, at=self._at(), policy=self._policy))
+            self._stepper.record(self._made(call, completion))
 
     # Messages
 
@@ -446,7 +451,7 @@ class Session:
             self._leave()
             return
         due = soonest(self.interpreter, self.holds)
-        if due is not None and due <= self._at() + round(self._policy.hold_wait_s * 1e6):
+        if due is not None and due <= self._host.now_us() + round(self._policy.hold_wait_s * 1e6):
             self._alarms.wake_at(due)
             return
         run, doubts = self.interpreter.run_id, self._doubts()
@@ -481,7 +486,7 @@ class Session:
 
     def _set_grace(self, grace_s: float) -> None:
         if not self._gate.idle:
-            self._alarms.set_grace(grace_s, self._at())
+            self._alarms.set_grace(grace_s, self._host.now_us())
 
     def _over(self) -> bool:
         return self._stepper.halted is not None or self.interpreter.ended is not None
@@ -490,4 +495,4 @@ class Session:
         return list(self.interpreter.pending.values())
 
     def _at(self) -> int:
-        return max(self._outbox.last_at, self._host.now_us())
+        return max(self._outbox.last_at, self._host.wall_us())

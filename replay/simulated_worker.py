@@ -142,7 +142,6 @@ class Worker(Process):
                 messages=messages,
                 host=self,
                 policy=scenario.policy,
-                now_us=self.now_us(),
                 # One uid whoever is first, so that randomness is the same in every history.
                 new_uid=lambda: uuid.uuid5(uuid.NAMESPACE_URL, self.owner.name),
             )
@@ -157,14 +156,18 @@ class Worker(Process):
             policy=scenario.policy,
             release=run.poisoned,
             rival=tenure.rival,
-            clock_ahead_us=tenure.clock_ahead_us,
         )
 
     # The host of a session
 
-    def now_us(self) -> int:
+    def wall_us(self) -> int:
         """This worker's wall clock."""
         return self.clocks.now_us()
+
+    def now_us(self) -> int:
+        """The database's clock, as this worker knows it."""
+        assert self.tenure is not None
+        return self.tenure.now_us()
 
     def new_id(self) -> uuid.UUID:
         """The next id."""
@@ -228,7 +231,7 @@ class Worker(Process):
         self._effects.abandon(call)
 
     def alarm(self, at_us: int) -> None:
-        """Wake the session at a time of this worker's wall clock."""
+        """Wake the session at a time of its clock."""
         session, effects = self._session, self._effects
         assert session is not None
         assert effects is not None
