@@ -530,6 +530,9 @@ def diff(settings: Settings, thread: str, other: str | None, at: int | None, to:
 @click.option("--failed", metavar="TEXT", help="It failed; the model reads why.")
 @click.option("--effect", type=click.Choice(["none", "unknown", "done"]), help="What a failed call did.")
 @click.option("--attempt", type=click.IntRange(1), help="Which attempt; by default the one in doubt.")
+@click.option(
+    "--force", is_flag=True, help="With --did-not-happen: nobody can be at it any more, run it now."
+)
 def resolve(settings: Settings, thread: str, call: str, result: str | None, **options: Any) -> None:
     """Say what became of CALL (an id such as r1/4.1.1, see 'refold state'), a tool call of THREAD in doubt."""
     from .replay import answers

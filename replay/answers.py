@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, structs
 
 from ..journal import codec
 from ..journal.errors import UnsupportedValue, UsageError
@@ -50,6 +50,7 @@ class Given(Struct, frozen=True, kw_only=True):
         fresh: Whether it was put there by this call; False if the same answer had been given before.
         taken: Whether the thread's log holds it already.
         held: Whether a worker holds the thread now and will take it by itself.
+        later: Whether it is taken only when a worker that may still be alive can no longer be at the call.
     """
 
     thread: str
@@ -57,6 +58,7 @@ class Given(Struct, frozen=True, kw_only=True):
     fresh: bool
     taken: bool
     held: bool
+    later: bool = False
 
     def record(self) -> Given:
         """For a JSON document."""
@@ -74,6 +76,11 @@ class Given(Struct, frozen=True, kw_only=True):
             yield f"{first}sent{about}: {said}; the worker that holds the thread takes it"
         else:
             yield f"{first}sent{about}: {said}; the next 'refold resume' or run of the thread takes it"
+        if self.later and not self.taken:
+            yield (
+                "its worker may still be alive and at it: this is taken when the tool's time-out is over; "
+                "with --force at once, if you know that nobody is at it"
+            )
 
 
 def from_json(text: str, what: str) -> bytes:
@@ -105,6 +112,7 @@ def resolve(
     failed: str | None = None,
     effect: Effect | None = None,
     attempt: int | None = None,
+    force: bool = False,
     by: str = "",
 ) -> Given:
     """
@@ -115,10 +123,12 @@ def resolve(
         thread: Thread id.
         call: Call id, `run/path`; its run may have been superseded.
         result: It happened, and these are the canonical bytes of its result.
-        did_not_happen: It did not happen; it will be run again.
+        did_not_happen: It did not happen; it will be run again. While a worker that may still be alive may be at the
+            call, which is until its time-out is over, this is not taken.
         failed: It failed, and this is why; the model reads it.
         effect: What a failed call did outside; "none" by default.
         attempt: Which attempt is meant; by default the one in doubt.
+        force: Take at once that it did not happen: whoever says so knows that nobody is at it any more.
         by: Who says so.
 
     Raises:
@@ -130,6 +140,10 @@ def resolve(
         raise UsageError("say one of three: its result, that it did not happen, or how it failed")
     if effect is not None and failed is None:
         raise UsageError("an effect is said of a call that failed")
+    if force and not did_not_happen:
+        raise UsageError(
+            "only that a call did not happen can be forced; a result or a failure is taken in any case"
+        )
     info, status = _look(journal, thread)
     found = status.open_call(call)
     if attempt is None:
@@ -142,9 +156,12 @@ def resolve(
         error=None if failed is None else ev.Failure("ToolError", codec.clean_text(failed)),
         effect=effect or "none",
         by=codec.clean_text(by),
+        forced=force,
     )
     why = _no_doubt(info, found, call, attempt)
-    return _answer(journal, info, status, resolution_key(call, attempt), content, call, why)
+    given = _answer(journal, info, status, resolution_key(call, attempt, forced=force), content, call, why)
+    at_large = found is not None and (found.at_large or found.status == "started")
+    return structs.replace(given, later=did_not_happen and at_large and not force)
 
 
 def approve(

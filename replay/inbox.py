@@ -43,6 +43,8 @@ class Resolution(Struct, frozen=True, omit_defaults=True):
     error: Failure | None = None
     effect: Effect = "none"
     by: str = ""
+    forced: bool = False
+    """Taken also while a worker that may still be alive may be at the call."""
 
 
 class Cancel(Struct, frozen=True, omit_defaults=True):
@@ -115,6 +117,6 @@ def approval_key(call: str) -> str:
     return f"{APPROVAL}/{call}"
 
 
-def resolution_key(call: str, attempt: int) -> str:
-    """A resolution's key names the attempt: of several the first stays."""
-    return f"{RESOLUTION}/{call}/{attempt}"
+def resolution_key(call: str, attempt: int, *, forced: bool = False) -> str:
+    """A resolution's key names the attempt: of several the first stays, and of several forced ones."""
+    return f"{RESOLUTION}/{call}/{attempt}{'/forced' if forced else ''}"

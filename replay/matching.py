@@ -50,25 +50,27 @@ class Mailbox:
         """Whether inputs for further runs have come."""
         return any(message.kind == INPUT for message in self.waiting)
 
-    def cancellation(self, interpreter: Interpreter, *, at: int) -> tuple[ev.CancelRequested, int] | None:
+    def cancellation(
+        self, interpreter: Interpreter, holds: Holds, *, at: int
+    ) -> tuple[ev.CancelRequested, int] | None:
         """A wish to end the run, and its inbox id; other messages are left alone."""
         for message in self.waiting:
-            found = match(message, interpreter, at=at) if message.kind == CANCEL else None
+            found = match(message, interpreter, holds, at=at) if message.kind == CANCEL else None
             if found is not None and isinstance(found.event, ev.CancelRequested):
                 return found.event, message.id
         return None
 
-    def take(self, interpreter: Interpreter, *, at: int) -> Match | None:
+    def take(self, interpreter: Interpreter, holds: Holds, *, at: int) -> Match | None:
         """The first message that something can be done with now, taken out; None if there is none."""
         for position, message in enumerate(self.waiting):
-            found = match(message, interpreter, at=at)
+            found = match(message, interpreter, holds, at=at)
             if found is not None:
                 del self.waiting[position]
                 return Match(found.event, message.id)
         return None
 
 
-def match(message: Message, interpreter: Interpreter, *, at: int) -> Match | None:
+def match(message: Message, interpreter: Interpreter, holds: Holds, *, at: int) -> Match | None:
     """What to do with a message now; None leaves it in the inbox for later."""
     content = decode_message(message)
     match content:
@@ -92,6 +94,9 @@ def match(message: Message, interpreter: Interpreter, *, at: int) -> Match | Non
             call = interpreter.named(content.call)
             if call is None or call.attempt != content.attempt or call.phase is not Phase.DOUBT:
                 return _not_now(content.call, call, interpreter)
+            if content.outcome == "did_not_happen" and not content.forced and holds.until(call) is not None:
+                # It may yet happen: running it again now could make it two.
+                return None
             return Match(resolution_event(_fitting(content, call), at))
         case _:
             return None
@@ -105,7 +110,7 @@ def has_news(interpreter: Interpreter, messages: Iterable[Message], holds: Holds
         return True
     if any(_ready(call, now, holds) for call in interpreter.pending.values()):
         return True
-    return any((found := match(m, interpreter, at=now)) and found.event is not None for m in messages)
+    return any((found := match(m, interpreter, holds, at=now)) and found.event is not None for m in messages)
 
 
 def _rests(interpreter: Interpreter, holds: Holds) -> bool:

@@ -21,13 +21,13 @@ from . import events as ev
 from .bell import Bell
 from .divergence import OnDivergence, accepts
 from .door import NAME_BYTES_MAX
+from .ending import Status
 from .errors import RunFailed, RunUnfinished
 from .live import LiveHost, World
 from .opening import Opened, begin_run, first_input, take_up_run
 from .program import Program
 from .rebuild import Thread, load
 from .recording import Policy, recordable
-from .session import Status
 from .status import OpenCall, RunState, ThreadStatus, Totals
 
 Observe = Callable[[int, ev.EventBody], None]

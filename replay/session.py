@@ -12,14 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Literal
-
-from msgspec import Struct
 
 from ..journal.store import Message
 from . import events as ev
 from .alarms import Alarms
 from .commands import Call, ModelCall, Phase, StepCall, ToolCall
+from .ending import ENDS, End
 from .gate import Gate
 from .holds import Holds
 from .host import Host
@@ -40,22 +38,6 @@ from .recording import (
     verdict_event,
 )
 from .stepper import Stepper
-
-Status = Literal["finished", "failed", "cancelled", "parked", "waiting", "released"]
-
-
-_ENDS: dict[type, Status] = {
-    ev.RunFinished: "finished",
-    ev.RunFailed: "failed",
-    ev.RunCancelled: "cancelled",
-}
-
-
-class End(Struct, frozen=True, kw_only=True):
-    """How a tenure ended."""
-
-    status: Status
-    wake_at: int | None = None
 
 
 class Session:
@@ -158,7 +140,7 @@ class Session:
         """Leave the run as it is, whatever has come for it, unless somebody wants it cancelled."""
         self.interpreter.tenure_over()
         self.mail.remember(messages)
-        if (wish := self.mail.cancellation(self.interpreter, at=self._at())) is None:
+        if (wish := self.mail.cancellation(self.interpreter, self.holds, at=self._at())) is None:
             self.end = End(status="parked")
         else:
             self._cancel(*wish)
@@ -248,6 +230,8 @@ class Session:
                 break
             self._strike(call, now)
         if not self._over():
+            # What waited for the end of a hold can be taken now.
+            self._unmatched = self._unmatched or bool(self.holds)
             self._alarms.wake_at(soonest(self.interpreter, self.holds, after=now))
         self._go_on()
 
@@ -381,7 +365,7 @@ class Session:
 
     def _match_messages(self) -> None:
         while self.interpreter.ended is None and not self._idle_by_order():
-            taken = self.mail.take(self.interpreter, at=self._at())
+            taken = self.mail.take(self.interpreter, self.holds, at=self._at())
             if taken is None:
                 return
             if taken.event is None:
@@ -436,7 +420,7 @@ class Session:
         if self._stepper.halted is not None:
             self.error = self._stepper.halted
         elif self.interpreter.ended is not None:
-            self.end = End(status=_ENDS[type(self.interpreter.ended)])
+            self.end = End(status=ENDS[type(self.interpreter.ended)])
         elif self.interpreter.cancelling:
             self._give_up()
             self._outbox.flush(leaving=self._stopping is not None)

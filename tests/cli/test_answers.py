@@ -261,4 +261,5 @@ def test_answers_are_told_in_json(refold: Refold, in_doubt: str) -> None:
         "fresh": True,
         "taken": False,
         "held": False,
+        "later": False,
     }

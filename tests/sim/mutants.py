@@ -123,14 +123,14 @@ def more_is_taken_for_durable_than_was_acknowledged(acked: Any) -> Any:
     (E, {"w1.tool 5": "crash", "w3.outcome 5": "crash", "w4.read": "stale"}),
 )
 def a_resolution_is_taken_for_whatever_attempt_is_in_doubt(match: Any) -> Any:
-    def careless(message: Message, interpreter: Interpreter, *, at: int) -> Any:
+    def careless(message: Message, interpreter: Interpreter, holds: Holds, *, at: int) -> Any:
         content = decode_message(message)
         if isinstance(content, Resolution):
             call = interpreter.named(content.call)
             if call is not None and call.phase is Phase.DOUBT:
                 _, body = encode_message(structs.replace(content, attempt=call.attempt))
                 message = structs.replace(message, body=body)
-        return match(message, interpreter, at=at)
+        return match(message, interpreter, holds, at=at)
 
     return careless
 
