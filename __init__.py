@@ -20,6 +20,19 @@ if TYPE_CHECKING:
     from .agent.programs import run_sync as run_sync
     from .agent.pytest_plugin import refold_replay as refold_replay
     from .agent.scripted import ScriptedModel as ScriptedModel
+    from .agent.streaming import ApprovalRequested as ApprovalRequested
+    from .agent.streaming import CallDelta as CallDelta
+    from .agent.streaming import ModelFailed as ModelFailed
+    from .agent.streaming import ModelResponded as ModelResponded
+    from .agent.streaming import Provisional as Provisional
+    from .agent.streaming import RunEnded as RunEnded
+    from .agent.streaming import StreamEvent as StreamEvent
+    from .agent.streaming import TextDelta as TextDelta
+    from .agent.streaming import ThoughtDelta as ThoughtDelta
+    from .agent.streaming import ToolFailed as ToolFailed
+    from .agent.streaming import ToolInDoubt as ToolInDoubt
+    from .agent.streaming import ToolReturned as ToolReturned
+    from .agent.streaming import ToolStarted as ToolStarted
     from .agent.tools import Tool as Tool
     from .agent.tools import tool as tool
     from .journal.errors import Corrupt as Corrupt
@@ -60,6 +73,8 @@ if TYPE_CHECKING:
     from .replay.requests import Messages as Messages
     from .replay.run import Run as Run
     from .replay.runner import RunResult as RunResult
+    from .replay.stats import StatsReport as StatsReport
+    from .replay.stats import read_stats as read_stats
 
 __version__ = "0.1.0"
 
@@ -70,6 +85,21 @@ _HOMES = {
     "agent.programs": ("resume", "resume_sync", "run", "run_sync"),
     "agent.pytest_plugin": ("refold_replay",),
     "agent.scripted": ("ScriptedModel",),
+    "agent.streaming": (
+        "ApprovalRequested",
+        "CallDelta",
+        "ModelFailed",
+        "ModelResponded",
+        "Provisional",
+        "RunEnded",
+        "StreamEvent",
+        "TextDelta",
+        "ThoughtDelta",
+        "ToolFailed",
+        "ToolInDoubt",
+        "ToolReturned",
+        "ToolStarted",
+    ),
     "agent.tools": ("Tool", "tool"),
     "journal.errors": (
         "Corrupt",
@@ -106,6 +136,7 @@ _HOMES = {
     "replay.requests": ("Messages",),
     "replay.run": ("Run",),
     "replay.runner": ("RunResult",),
+    "replay.stats": ("StatsReport", "read_stats"),
 }
 _ROOMS = {"answers": "replay.answers", "fuzz": "replay.fuzz"}
 """Modules that are part of the public face as they are."""

@@ -15,7 +15,7 @@ from ..journal.journal import Journal
 from ..replay.divergence import OnDivergence
 from ..replay.events import EventBody
 from ..replay.live import Limits, World
-from ..replay.ports import Delta, ModelClient
+from ..replay.ports import ModelClient
 from ..replay.program import CONCURRENCY_DEFAULT, Program, digest_text
 from ..replay.recording import Policy
 from ..replay.requests import Messages
@@ -26,7 +26,7 @@ from .context import ToolContext
 from .conversation import fold_prior, tell
 from .loop import LoopSpec, run_loop
 from .output import read_output
-from .streaming import StreamEvent, follow, in_thread
+from .streaming import StreamEvent, Viewer, follow, in_thread
 from .tools import Tool, toolbox
 
 MAX_STEPS_DEFAULT = 50
@@ -205,6 +205,7 @@ class Agent:
         """
         `run`, told as it happens: deltas of the model's text and calls, tools, and at last `RunEnded` with the result.
 
+        Deltas are provisional and told at once; every other event is told when it is durable.
         Of a run that this very call began before a crash, what the log holds is told first, with `replayed=True`.
         The run does not wait for its viewer. A viewer that goes away (break, close, cancel) is a caller that is
         cancelled: what has finished is recorded, and the same call goes on with the run.
@@ -222,10 +223,8 @@ class Agent:
             RunUnfinished, ThreadBusy, RunFailed, Divergence: As for `run`, after the events that led to it.
         """
 
-        async def begin(
-            observe: Callable[[int, EventBody], None], show: Callable[[str, Delta], None]
-        ) -> RunResult:
-            runner = self.runner(journal, thread, deps=deps, observe=observe, show=show)
+        async def begin(viewer: Viewer) -> RunResult:
+            runner = self.runner(journal, thread, deps=deps, viewer=viewer)
             return self._typed(await runner.run(value, key=key, supersede=supersede, wait=wait))
 
         async with contextlib.aclosing(follow(journal, thread, begin)) as events:
@@ -251,18 +250,24 @@ class Agent:
         *,
         deps: Any = None,
         observe: Callable[[int, EventBody], None] | None = None,
-        show: Callable[[str, Delta], None] | None = None,
+        viewer: Viewer | None = None,
         program: Program | None = None,
         models: ModelClient | None = None,
     ) -> Runner:
-        """What runs this agent (or its *program*, guarded) on one thread; its `stop` leaves in good order."""
+        """
+        What runs this agent (or its *program*, guarded) on one thread; its `stop` leaves in good order.
+
+        A *viewer* observes too.
+        """
         world = World(
             models=models or self.client,
             make_context=ToolContext,
             deps=deps,
             limits=self._limits,
-            show=show,
+            show=viewer.show if viewer else None,
+            settled=viewer.settled if viewer else None,
         )
+        observe = observe if viewer is None else viewer.observe
         return Runner(program or self.program, journal, thread, world, policy=self.policy, observe=observe)
 
     @property

@@ -1,7 +1,8 @@
 """
 A run as it happens: typed events, live or from the log.
 
-Deltas are provisional until the `ModelResponded` of their call; a `ModelFailed` makes them void.
+Only what is provisional is told at once: pieces of a response that is still coming in. Every other event is told
+when it is durable, so that no crash can take back what a viewer has seen.
 What the log already holds is told first, with `replayed=True`: its responses as one delta each.
 """
 
@@ -14,7 +15,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -22,7 +23,7 @@ from ..journal import codec
 from ..journal.journal import Journal
 from ..replay import events as ev
 from ..replay.errors import Effect
-from ..replay.ports import Delta
+from ..replay.ports import Delta, Usage
 from ..replay.response import Response
 from ..replay.runner import RunResult, read_all
 
@@ -34,19 +35,23 @@ class StreamEvent(Struct, frozen=True, kw_only=True):
     call: str = ""
 
 
-class TextDelta(StreamEvent, frozen=True, kw_only=True):
+class Provisional(StreamEvent, frozen=True, kw_only=True):
+    """A piece of a response: it holds once the `ModelResponded` of its call is told, a `ModelFailed` makes it void."""
+
+
+class TextDelta(Provisional, frozen=True, kw_only=True):
     """A piece of the model's text."""
 
     text: str
 
 
-class ThoughtDelta(StreamEvent, frozen=True, kw_only=True):
+class ThoughtDelta(Provisional, frozen=True, kw_only=True):
     """A piece of the model's reasoning, where the provider shows it."""
 
     text: str
 
 
-class CallDelta(StreamEvent, frozen=True, kw_only=True):
+class CallDelta(Provisional, frozen=True, kw_only=True):
     """A piece of a tool call that the model asks for; `call` is the model call, `position` counts from 0."""
 
     position: int
@@ -55,10 +60,11 @@ class CallDelta(StreamEvent, frozen=True, kw_only=True):
 
 
 class ModelResponded(StreamEvent, frozen=True, kw_only=True):
-    """The response is complete, and its deltas hold."""
+    """The response is recorded, and its deltas hold; it will never be asked for again."""
 
     text: str
     finish_reason: str | None = None
+    usage: Usage = Usage()
 
 
 class ModelFailed(StreamEvent, frozen=True, kw_only=True):
@@ -108,15 +114,26 @@ class ApprovalRequested(StreamEvent, frozen=True, kw_only=True):
 
 
 class RunEnded(StreamEvent, frozen=True, kw_only=True):
-    """The last event: what `run` would have returned. All of it is durable."""
+    """The last event: what `run` would have returned."""
 
     result: RunResult
 
 
-Begin = Callable[
-    [Callable[[int, ev.EventBody], None], Callable[[str, Delta], None]], Coroutine[Any, Any, RunResult]
-]
-"""Starts the run, given whom to tell of events and of deltas."""
+class Viewer(Protocol):
+    """Whom a run tells what happens."""
+
+    def observe(self, seq: int, body: ev.EventBody) -> None:
+        """An event was made."""
+
+    def settled(self, seq: int) -> None:
+        """The events up to *seq* are durable."""
+
+    def show(self, call: str, delta: Delta) -> None:
+        """A piece of a response came in."""
+
+
+Begin = Callable[[Viewer], Coroutine[Any, Any, RunResult]]
+"""Starts the run, given whom to tell."""
 
 
 class _Backlog(Struct, frozen=True):
@@ -159,6 +176,7 @@ class _Told:
                     call=body.call,
                     text=response.text,
                     finish_reason=response.finish_reason,
+                    usage=response.usage,
                     replayed=replayed,
                 )
             case ev.ModelFailed():
@@ -229,13 +247,15 @@ def _deltas(response: Response, *, replayed: bool) -> Iterator[StreamEvent]:
 
 
 class _Feed:
-    """What has happened and was not yet taken, in order."""
+    """What has happened and was not yet taken, in order; an event bars the way until it is durable."""
 
     def __init__(self) -> None:
         self.known: set[str] = set()
         """Runs whose beginning was told, or is about to be."""
         self._loop = asyncio.get_running_loop()
-        self._items: deque[_Item] = deque()
+        self._items: deque[tuple[int, _Item]] = deque()
+        """Each with the seq that must be durable."""
+        self._durable = 0
         self._news = asyncio.Event()
 
     def observe(self, seq: int, body: ev.EventBody) -> None:
@@ -243,27 +263,36 @@ class _Feed:
         run = getattr(body, "run", None)
         if isinstance(run, str) and run not in self.known:
             if isinstance(body, ev.RunResumed | ev.DivergenceAccepted | ev.RunParked | ev.RunReleased):
-                self._items.append(_Backlog(run, seq - 1))
+                self._items.append((0, _Backlog(run, seq - 1)))
             self.known.add(run)
-        self._items.append(body)
+        self._items.append((seq, body))
+
+    def settled(self, seq: int) -> None:
+        """The events up to *seq* are durable."""
+        if seq == self._durable:
+            return
+        self._durable = seq
         # An append may be acknowledged from another thread when the loop is already gone.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._news.set)
 
     def show(self, call: str, delta: Delta) -> None:
         """A piece of a response came in."""
-        self._items.append((call, delta))
+        self._items.append((0, (call, delta)))
         self._news.set()
 
     async def next(self, over: asyncio.Task[RunResult]) -> _Item | None:
-        """The next item; None when there is none left and the run is *over*."""
-        while not self._items:
+        """The next item; None when there is none left that may be told and the run is *over*."""
+        while not self._ready():
             if over.done():
                 return None
             self._news.clear()
-            if not self._items and not over.done():
+            if not self._ready() and not over.done():
                 await self._news.wait()
-        return self._items.popleft()
+        return self._items.popleft()[1]
+
+    def _ready(self) -> bool:
+        return bool(self._items) and self._items[0][0] <= self._durable
 
     def wake(self, _: object) -> None:
         """Look again."""
@@ -286,7 +315,7 @@ async def follow(journal: Journal, thread: str, begin: Begin) -> AsyncGenerator[
         As `Agent.run`, after the events that led to it.
     """
     feed, told = _Feed(), _Told()
-    task = asyncio.get_running_loop().create_task(begin(feed.observe, feed.show))
+    task = asyncio.get_running_loop().create_task(begin(feed))
     task.add_done_callback(feed.wake)
     try:
         while (item := await feed.next(task)) is not None:

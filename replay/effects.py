@@ -71,6 +71,7 @@ class World(Struct, frozen=True, kw_only=True):
         deps: What tools are given.
         limits: Times kept to.
         show: Told of the pieces of each response while it comes in, by call id, if the client can stream.
+        settled: Told up to which seq the events that were made are durable; from any of our threads.
     """
 
     models: ModelClient | None = None
@@ -78,6 +79,7 @@ class World(Struct, frozen=True, kw_only=True):
     deps: Any = None
     limits: Limits = Limits()
     show: Callable[[str, Delta], None] | None = None
+    settled: Callable[[int], None] | None = None
 
 
 class _Gate:

@@ -39,6 +39,7 @@ class LiveHost:
         self._journal = journal
         self._tenure = tenure
         self._limits = world.limits
+        self._settled = world.settled
         self._loop = asyncio.get_running_loop()
         self._lock = threading.RLock()
         self._session: Session | None = None
@@ -181,6 +182,8 @@ class LiveHost:
                 session.failed(error)
                 if not isinstance(error, Exception):
                     raise
+            if self._settled is not None:
+                self._settled(session._outbox.durable)
             if (session.end is not None or session.error is not None) and not self._detached:
                 self._finished.set()
             return result

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 import pytest
 from died import died_at
-from openai_server import OpenAIServer, served
+from openai_server import OpenAIServer
 from refold import Agent, Journal, RunFailed, ScriptedModel, tool
 from refold.agent import streaming
 from refold.agent.litellm_client import LitellmClient
-from refold.agent.scripted import call
+from refold.agent.scripted import call, say
+from refold.journal.errors import StoreRefused
+from refold.journal.memory import MemoryStore
+from refold.journal.store import Append, AppendResult
 from refold.replay import events as ev
 from refold.replay import rebuild
 from refold.replay.errors import ModelError
@@ -371,6 +369,96 @@ async def test_nothing_of_a_stream_is_recorded_but_its_response(journal: Journal
             assert body.fingerprint == same.fingerprint, "a run may go on either way"
 
 
+# What is told when
+
+
+class Watched(MemoryStore):
+    """Lets the event loop do all it can before an append takes place, and notes what the append held."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, happened: list[str]) -> None:
+        super().__init__()
+        self._loop, self._happened = loop, happened
+
+    def append(self, append: Append) -> AppendResult:
+        asyncio.run_coroutine_threadsafe(idle(), self._loop).result()
+        self._happened += [event.kind for event in append.events]
+        return super().append(append)
+
+
+async def idle() -> None:
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def test_only_pieces_of_a_response_are_told_before_they_are_durable() -> None:
+    happened: list[str] = []
+    store = Watched(asyncio.get_running_loop(), happened)
+    with Journal(store) as journal, OpenAIServer({"replies": REPLIES}) as server:
+        async for event in agent_on(server).stream("order 7?", journal=journal, thread="t"):
+            name = type(event).__name__
+            if not happened or happened[-1] != name:
+                happened.append(name)
+
+    assert happened == [
+        *("thread_created", "run_started"),
+        *("TextDelta", "CallDelta", "model_responded", "tool_started", "ModelResponded", "ToolStarted"),
+        *("tool_returned", "ToolReturned"),
+        *("TextDelta", "model_responded", "run_finished", "ModelResponded", "RunEnded"),
+    ]
+
+
+class Failing(MemoryStore):
+    """Refuses an append that holds an event of one kind, for good."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def append(self, append: Append) -> AppendResult:
+        if any(event.kind == self._kind for event in append.events):
+            raise StoreRefused("no")
+        return super().append(append)
+
+
+class Streaming(ScriptedModel):
+    """Shows the text of its replies in two pieces."""
+
+    async def stream(self, request: Mapping[str, Any], show: Callable[[Delta], None]) -> ModelReply:
+        reply = await self.respond(request)
+        text = reply.message["content"]
+        show(Delta(text=text[:3]))
+        show(Delta(text=text[3:]))
+        return reply
+
+
+@pytest.mark.parametrize(
+    "kind, last",
+    [("tool_started", "TextDelta"), ("tool_returned", "ToolStarted"), ("run_finished", "TextDelta")],
+)
+async def test_what_could_not_be_recorded_is_never_told(kind: str, last: str) -> None:
+    told: list[str] = []
+    model = Streaming([say("I look.", call("find", order=7)), say("It is paid.")])
+    agent = Agent("shop", model=model, tools=[find], limits=BRIEF)
+
+    async def view(journal: Journal) -> None:
+        async for event in agent.stream("order 7?", journal=journal, thread="t"):
+            told.append(type(event).__name__)
+
+    with Journal(Failing(kind)) as journal, pytest.raises(StoreRefused):
+        await view(journal)
+
+    assert told[-1] == last
+
+
+async def test_each_response_is_told_with_what_it_used(journal: Journal) -> None:
+    with OpenAIServer({"replies": REPLIES}) as server:
+        agent = agent_on(server)
+        for _ in range(2):
+            events = await seen(agent.stream("order 7?", journal=journal, thread="t", key="k"))
+            used = [each.usage for each in events if isinstance(each, streaming.ModelResponded)]
+            assert [(each.input_tokens, each.output_tokens) for each in used] == [(10, 5), (10, 5)]
+
+
 # Viewers that go away
 
 
@@ -446,62 +534,3 @@ def test_code_without_an_event_loop_follows_a_stream_too(journal: Journal) -> No
     assert isinstance(events[-1], streaming.RunEnded)
     kinds = [event.kind for event in read_all(journal, "u")]
     assert {"run_released", "run_finished"} & set(kinds)
-
-
-# Kill -9
-
-VIEWER = """
-import asyncio, sys
-from refold import Agent, Journal, tool
-from refold.agent.streaming import RunEnded
-
-base, dsn, effects = sys.argv[1:]
-
-@tool(idempotent=True)
-def find(order: int) -> dict[str, int]:
-    "Find an order."
-    with open(effects, "a") as file:
-        print(order, file=file, flush=True)
-    return {"order": order, "paid": 30}
-
-agent = Agent("shop", model="openai/gpt-4o-mini", params={"api_base": base, "api_key": "sk-test"}, tools=[find])
-
-async def main():
-    with Journal.open(dsn) as journal:
-        async for event in agent.stream("order 7?", journal=journal, thread="t"):
-            if isinstance(event, RunEnded):
-                print(event.result.output)
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.system
-@pytest.mark.parametrize("turn", [0, 1])
-def test_a_worker_killed_in_the_middle_of_a_stream_asks_once_more_and_repeats_no_call(
-    pg_dsn: str, tmp_path: Path, turn: int
-) -> None:
-    """H08: one recorded response for each turn, no call executed twice, the request after the kill byte-equal."""
-    entered, go, effects = tmp_path / "entered", tmp_path / "go", tmp_path / "effects"
-    replies: list[dict[str, Any]] = [dict(each) for each in REPLIES]
-    held = {**replies[turn], "hold_after": 3, "entered": str(entered), "hold": str(go)}
-    replies[turn] = {"attempts": [held, replies[turn]]}
-    with served({"replies": replies}, tmp_path) as (base, log):
-        command = [sys.executable, "-c", VIEWER, base, pg_dsn, str(effects)]
-        with subprocess.Popen(command) as worker:
-            pause = threading.Event()
-            while not entered.exists():
-                assert worker.poll() is None
-                pause.wait(0.01)
-            os.kill(worker.pid, signal.SIGKILL)
-        go.touch()
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        requests = log.read_text().splitlines()
-
-    with Journal.open(pg_dsn) as journal:
-        kinds = [event.kind for event in read_all(journal, "t")]
-    assert done.stdout.strip() == "It is paid: 30 in all."
-    assert kinds.count("model_responded") == 2
-    assert effects.read_text() == "7\n"
-    assert len(requests) == 3
-    assert requests[turn] == requests[turn + 1]
