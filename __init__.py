@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .agent.agent import Agent as Agent
     from .agent.context import ToolContext as ToolContext
     from .agent.errors import ToolDefinitionError as ToolDefinitionError
+    from .agent.mcp_server import McpServer as McpServer
     from .agent.programs import resume as resume
     from .agent.programs import resume_sync as resume_sync
     from .agent.programs import run as run
@@ -82,6 +83,7 @@ _HOMES = {
     "agent.agent": ("Agent",),
     "agent.context": ("ToolContext",),
     "agent.errors": ("ToolDefinitionError",),
+    "agent.mcp_server": ("McpServer",),
     "agent.programs": ("resume", "resume_sync", "run", "run_sync"),
     "agent.pytest_plugin": ("refold_replay",),
     "agent.scripted": ("ScriptedModel",),

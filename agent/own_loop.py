@@ -33,6 +33,10 @@ class OwnLoop:
         """Await *work* on the own loop; cancelling this cancels it there."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop()))
 
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait in the calling thread for *work* on the own loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop()).result()
+
     def _loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             # A forked child has the loop and not its thread.

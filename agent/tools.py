@@ -275,11 +275,21 @@ def tool(
             retries=retries,
             signature=signature,
         )
-        for why in _contradictions(made):
-            raise ToolDefinitionError(f"tool {called!r}: {why}")
-        return made
+        return checked(made)
 
     return define if function is None else define(function)
+
+
+def checked(made: Tool[..., Any]) -> Tool[..., Any]:
+    """
+    *made*, if its name and its flags are sound.
+
+    Raises:
+        ToolDefinitionError: They are not.
+    """
+    for why in _contradictions(made):
+        raise ToolDefinitionError(f"tool {made.name!r}: {why}")
+    return made
 
 
 def toolbox(tools: Iterable[Tool[..., Any]]) -> dict[str, Tool[..., Any]]:
@@ -309,10 +319,6 @@ def _check_function(function: Any, name: Any) -> None:
         raise ToolDefinitionError(f"tool {name!r} is a tool already")
     if not callable(function) or isinstance(function, type | staticmethod | classmethod):
         raise ToolDefinitionError(f"tool {name!r}: @tool takes a function, not {function!r}")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ToolDefinitionError(
-            f"tool {name!r}: providers take names of 1 to 64 letters, digits, '_' and '-'; pass another name="
-        )
     inner = inspect.unwrap(function)
     if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
         raise ToolDefinitionError(
@@ -321,7 +327,10 @@ def _check_function(function: Any, name: Any) -> None:
 
 
 def _contradictions(made: Tool[..., Any]) -> Iterable[str]:
-    """What is wrong with the flags; the first is reported."""
+    """What is wrong with the name or the flags; the first is reported."""
+    name: Any = made.name
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        yield "providers take names of 1 to 64 letters, digits, '_' and '-'; pass another name="
     if made.reconciler is None and made.in_doubt not in _POLICIES:
         yield f"in_doubt is 'park', 'retry', 'tell_model' or a function, not {made.in_doubt!r}"
     if made.read_only and made.in_doubt in ("park", "reconcile"):

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from markdown import ROOT, blocks
 
+NEEDS = {"mcp.md": "mcp"}
+"""Extras without which a page cannot run."""
+
 PAGES = sorted(page for page in (ROOT / "docs").glob("*.md") if page.name != "tutorial.md")
 
 
@@ -19,12 +22,16 @@ PAGES = sorted(page for page in (ROOT / "docs").glob("*.md") if page.name != "tu
 def test_the_examples_of_the_page_run(
     page: Path, tmp_path: Path, pg_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if page.name in NEEDS:
+        pytest.importorskip(NEEDS[page.name])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REFOLD_DSN", pg_dsn)
     # A module of its own: tools look their annotations up in it.
     module = types.ModuleType(f"page_{page.stem.replace('-', '_')}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     for line, text in blocks(page, "python"):
+        if named := re.match(r"# (\w+\.py)\n", text):
+            Path(named[1]).write_text(text)
         # Errors then name the line of the page.
         code = compile("\n" * (line - 1) + text, str(page), "exec")
         exec(code, module.__dict__)

@@ -22,6 +22,7 @@ HOMES = {
     "psycopg_pool": "journal/postgres.py",
     "litellm": "agent/litellm_client.py",
     "redis": "journal/hot.py",
+    "mcp": "agent/mcp_server.py",
 }
 """What only one module may import."""
 
