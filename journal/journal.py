@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -37,10 +38,11 @@ from .store import (
     ThreadInfo,
     ThreadState,
 )
+from .submission import Settle
 from .tail import POLL_S, Tail
 from .tenure import Tenure
 from .transaction import see_through
-from .writer import Settle, Writer
+from .writer import Writer
 
 HOLD_S = 600.0
 LEASE_TTL_S = 30.0
@@ -174,8 +176,6 @@ class Journal:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        import asyncio
-
         # Shielded: a cancelled caller must not leave the connections open; the flush goes on in its thread.
         await asyncio.shield(asyncio.to_thread(self.close))
 
@@ -446,7 +446,7 @@ class _Announced:
         self._writer = writer
         self._committed = committed
 
-    def submit(self, append: Append, settle: Settle) -> None:
+    def submit(self, append: Append, settle: Settle, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Send *append* until its fate is known."""
 
         def settled(fate: AppendResult | BaseException, sent_s: float) -> None:
@@ -454,4 +454,4 @@ class _Announced:
             if isinstance(fate, AppendResult):
                 self._committed(append, fate)
 
-        self._writer.submit(append, settled)
+        self._writer.submit(append, settled, loop)

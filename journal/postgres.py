@@ -39,18 +39,26 @@ from .store import (
     ThreadInfo,
     ThreadState,
 )
+from .wire import Wire
 
 
 class Connection(psycopg.Connection[sql.Row]):
     """A connection that keeps a cursor: a fresh one learns anew, for each call, how to pass each type."""
 
     _kept: psycopg.Cursor[sql.Row] | None = None
+    _wired: Wire | None = None
 
     def kept_cursor(self) -> psycopg.Cursor[sql.Row]:
         """The same cursor each time, for calls with small answers (it holds on to the last one)."""
         if self._kept is None:
             self._kept = self.cursor()
         return self._kept
+
+    def wire(self, keep: Callable[[Connection], None]) -> Wire:
+        """The connection for appends that are not waited for; *keep* takes it back."""
+        if self._wired is None:
+            self._wired = Wire(self.pgconn, keep=lambda: keep(self), close=self.close)
+        return self._wired
 
 
 _POOL_MAX = 8
@@ -69,7 +77,6 @@ _DEFAULTS = {
 }
 
 _EPOCH_US = 946_684_800_000_000
-_ATTENTION = (ThreadState.RUNNING, ThreadState.WAITING, ThreadState.PARKED, ThreadState.FAILED)
 
 # Errors psycopg raises by itself, before anything is sent, are of these classes and carry no SQLSTATE.
 _UNSENT = (psycopg.DataError, psycopg.ProgrammingError, psycopg.NotSupportedError)
@@ -171,14 +178,7 @@ class PostgresStore(Admitting):
         attention: bool = False,
     ) -> list[ThreadInfo]:
         """Threads, newest first, one keyset page."""
-        at, thread = after or (None, "")
-        wanted = _ATTENTION if attention and states is None else states
-        if wanted is not None:
-            wanted = [state for state in ThreadState if state in wanted]
-            if attention:
-                wanted = [state for state in wanted if state in _ATTENTION]
-        names = None if wanted is None else [state.value for state in wanted]
-        rows = self._ask(sql.LIST, (at, thread, max(limit, 0), names, attention))
+        rows = self._ask(sql.LIST, sql.list_params(after, limit, states, attention=attention))
         return [sql.info_of(row) for row in rows]
 
     def acquire(
@@ -213,12 +213,7 @@ class PostgresStore(Admitting):
 
     def append(self, append: Append) -> AppendResult:
         """Append a batch, or say why not."""
-        if len(append.events) == 1 and not append.consumed:
-            rows = self._call(sql.APPEND, sql.append_params(append))
-        elif len(append.events) == 2 and not append.consumed:
-            rows = self._call(sql.APPEND_PAIR, sql.append_pair_params(append))
-        else:
-            rows = self._call(sql.APPEND_BATCH, sql.append_batch_params(append))
+        rows = self._call(*sql.append_call(append))
         return sql.append_result(*rows[0])
 
     def append_many(self, appends: Sequence[Append]) -> list[AppendResult]:
@@ -233,6 +228,12 @@ class PostgresStore(Admitting):
         ((outcomes, heads),) = self._call(sql.APPEND_MANY, sql.append_many_params(ordered))
         results = dict(zip(placed, map(sql.append_result, outcomes, heads), strict=True))
         return [results[place] for place in range(len(appends))]
+
+    def take_wire(self) -> Wire | None:
+        """An idle connection for appends that are not waited for; None if there is none now."""
+        with self._lock:
+            usable = self._prepare and self._lines and os.getpid() == self._pid
+            return self._lines.pop().wire(self._keep) if usable else None
 
     def transact(self, work: Callable[[Any], Append]) -> AppendResult:
         """Call *work* with a connection in a transaction, and append what it returns in that very transaction."""

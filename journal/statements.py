@@ -11,6 +11,8 @@ from .store import Admission, Append, AppendResult, Fork, Message, Outcome, Thre
 Params = tuple[Any, ...]
 Row = tuple[Any, ...]
 
+_ATTENTION = (ThreadState.RUNNING, ThreadState.WAITING, ThreadState.PARKED, ThreadState.FAILED)
+
 APPEND: LiteralString = """
 select outcome, head from refold.append(
   %s, %s::int8, %b, %s::int8, %s::float8, %s, %s::int8, %b, %s, %s::int2, %b, %b)
@@ -70,6 +72,15 @@ select thread, head, head_hash, fence, holder, lease_remaining_s, state, wake_at
 """
 INFO: LiteralString = _STANDING + "from refold.standing where thread = %s"
 LIST: LiteralString = _STANDING + "from refold.list(%s::int8, %s, %s::int8, %s::text[], %s)"
+
+
+def append_call(append: Append) -> tuple[LiteralString, Params]:
+    """The cheapest statement that makes *append*, and its parameters."""
+    if not append.consumed and len(append.events) == 1:
+        return APPEND, append_params(append)
+    if not append.consumed and len(append.events) == 2:
+        return APPEND_PAIR, append_pair_params(append)
+    return APPEND_BATCH, append_batch_params(append)
 
 
 def append_params(append: Append) -> Params:
@@ -200,6 +211,18 @@ def fork_params(fork: Fork) -> Params:
         [kind for _, kind, _ in messages],
         [body for _, _, body in messages],
     )
+
+
+def list_params(
+    after: tuple[int, str] | None, limit: int, states: Sequence[ThreadState] | None, *, attention: bool
+) -> Params:
+    """Parameters of LIST."""
+    at, thread = after or (None, "")
+    wanted = _ATTENTION if attention and states is None else states
+    if wanted is not None:
+        wanted = [each for each in ThreadState if each in wanted and (not attention or each in _ATTENTION)]
+    names = None if wanted is None else [state.value for state in wanted]
+    return at, thread, max(limit, 0), names, attention
 
 
 def append_result(outcome: str, head: int) -> AppendResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -131,6 +132,7 @@ class Tenure:
         state: ThreadState,
         wake_at_us: int | None = None,
         consumed: Sequence[int] = (),
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> Future[AppendResult]:
         """
         Append *events* after the head; at most one append is in flight.
@@ -140,6 +142,8 @@ class Tenure:
             state: The thread's state from now on.
             wake_at_us: When a waiting thread wants to be resumed, microseconds since the epoch.
             consumed: Inbox ids these events take, in the same transaction.
+            loop: The caller's running loop, which may then carry the append itself; who gives it must not
+                block on the future.
 
         Returns:
             A future that cannot be cancelled: an `AppendResult` once the events are durable, or
@@ -165,7 +169,7 @@ class Tenure:
             self._pending = future
         append = self._chained(batch, state, wake_at_us, tuple(consumed))
         try:
-            self._writer.submit(append, lambda fate, sent_s: self._settle(append, future, fate, sent_s))
+            self._writer.submit(append, lambda fate, sent_s: self._settle(append, future, fate, sent_s), loop)
         except BaseException:
             self._pending = None
             raise

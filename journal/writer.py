@@ -2,46 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import logging
 import os
 import threading
-from collections.abc import Callable
 from typing import Protocol
 
 from .errors import StoreUnavailable, UsageError
+from .lane import Lane, settle
 from .sources import Sources
-from .store import Append, AppendResult, Store
+from .store import Append, Store
+from .submission import Settle, Submission, take_group
 
 _log = logging.getLogger("refold.journal")
 
-_GROUP_MAX = 256
-_GROUP_BYTES_MAX = 32 * 1024 * 1024
 _BACKOFF_MIN_S = 0.05
 _BACKOFF_MAX_S = 2.0
 
-Settle = Callable[[AppendResult | BaseException, float], None]
-"""Told the fate of an append, and the monotonic time just before the call that brought it was sent."""
+_WATCH_S = 0.1
+"""How often the writer looks whether event loops still read the answers they wait for."""
+
+_QUIET_TICKS = 20
 
 
 class Submits(Protocol):
     """Takes appends and sees them through."""
 
-    def submit(self, append: Append, settle: Settle) -> None:
-        """Send *append* until its fate is known; then call *settle* once, on another thread."""
+    def submit(self, append: Append, settle: Settle, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """
+        Send *append* until its fate is known; then call *settle* once.
 
-
-class _Submission:
-    __slots__ = ("alone", "append", "bytes", "due_s", "failures", "give_up_s", "settle")
-
-    def __init__(self, append: Append, settle: Settle, give_up_s: float) -> None:
-        self.append = append
-        self.settle = settle
-        self.give_up_s = give_up_s
-        self.bytes = sum(len(event.body) for event in append.events)
-        self.due_s = 0.0
-        self.alone = False
-        self.failures = 0
+        Args:
+            append: What to append.
+            settle: Called on another thread, or on *loop* between its other work.
+            loop: The caller's running loop, if it may carry the append itself.
+        """
 
 
 def _backoff_s(failures: int) -> float:
@@ -51,27 +47,9 @@ def _backoff_s(failures: int) -> float:
     return min(_BACKOFF_MAX_S, _BACKOFF_MIN_S * 2.0 ** min(failures - 2, 16))
 
 
-def _group(queue: list[_Submission], now_s: float) -> list[_Submission]:
-    """What of one lane's *queue* can go out in one call; each of the second lane goes by itself."""
-    group: list[_Submission] = []
-    threads: set[str] = set()
-    size = 0
-    for each in queue:
-        if each.due_s > now_s or each.append.thread in threads:
-            continue
-        if group and size + each.bytes > _GROUP_BYTES_MAX:
-            break
-        group.append(each)
-        threads.add(each.append.thread)
-        size += each.bytes
-        if each.alone or len(group) == _GROUP_MAX:
-            break
-    return group
-
-
 class Writer:
     """
-    Sends appends from a thread of its own.
+    Sends appends from a thread of its own, or lets a caller's event loop carry them while it runs.
 
     What waits when the writer is free goes out in one call with one commit; a lone append goes out at once.
     An append that found its thread's row locked goes on alone in a second thread, so that it holds up no other.
@@ -89,43 +67,106 @@ class Writer:
         self._sources = sources
         self._hold_s = hold_s
         self._changed = threading.Condition()
-        self._queue: list[_Submission] = []
+        self._queue: list[Submission] = []
         self._busy = 0
         self._pause_until_s = 0.0
         self._outage = 0
         self._closing = False
         self._lanes: dict[bool, threading.Thread] = {}
+        self._loops: dict[asyncio.AbstractEventLoop, Lane] = {}
+        self._watching = False
+        self._quiet_ticks = 0
+        self._calls_seen = 0
         self._pid = os.getpid()
 
-    def submit(self, append: Append, settle: Settle) -> None:
-        """Queue *append*; *settle* is called once from the writer thread. Raises `UsageError` when closed."""
+    def submit(self, append: Append, settle: Settle, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Take *append*; *settle* is called once, from the writer thread or *loop*. Raises `UsageError` when closed."""
         if os.getpid() != self._pid:
             # Threads do not survive a fork: nobody would ever send it.
             raise UsageError("this journal was opened before a fork; open another one in the child process")
-        submission = _Submission(append, settle, self._sources.monotonic_s() + self._hold_s)
+        submission = Submission(append, settle, self._sources.monotonic_s() + self._hold_s)
+        if loop is not None and self._carry(submission, loop):
+            return
         with self._changed:
             if self._closing:
                 raise UsageError(f"the journal is closed; nothing was appended to thread {append.thread!r}")
             self._queue.append(submission)
-            if self._lanes:
-                self._changed.notify_all()
-            else:
-                atexit.register(self.close)
-                self._open_lane(alone=False)
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._lanes:
+            self._changed.notify_all()
+        else:
+            atexit.register(self.close)
+            self._open_lane(alone=False)
+
+    # Event loops
+
+    def _carry(self, submission: Submission, loop: asyncio.AbstractEventLoop) -> bool:
+        lane = self._loops.get(loop) or self._lane_of(loop)
+        if lane is None or not lane.submit(submission):
+            return False
+        if not self._watching:
+            with self._changed:
+                self._watching = True
+                self._quiet_ticks = 0
+                self._wake()
+        return True
+
+    def _lane_of(self, loop: asyncio.AbstractEventLoop) -> Lane | None:
+        take_wire = getattr(self._store, "take_wire", None)
+        with self._changed:
+            if self._closing or take_wire is None:
+                return None
+            self._look_after(self._sources.monotonic_s())
+            self._loops[loop] = lane = Lane(
+                loop, take_wire=take_wire, hand_back=self._take_back, sources=self._sources
+            )
+            return lane
+
+    def _take_back(self, submissions: list[Submission]) -> None:
+        """Send what an event loop could not see through."""
+        with self._changed:
+            self._queue[:0] = submissions
+            self._wake()
+
+    def _look_after(self, now_s: float) -> None:
+        """Take over from loops that do not run any more."""
+        for loop, lane in list(self._loops.items()):
+            if lane.abandoned(now_s):
+                del self._loops[loop]
+                if held := lane.end():
+                    self._take_back(held)
+
+    def _watch(self, now_s: float) -> None:
+        """Look after the loops, and stop watching when nothing has moved for a while."""
+        calls = sum(lane.calls for lane in self._loops.values())
+        self._quiet_ticks = 0 if calls != self._calls_seen else self._quiet_ticks + 1
+        self._calls_seen = calls
+        # Cleared first: a call sent after the look at them sets it again.
+        self._watching = False
+        self._look_after(now_s)
+        moving = any(lane.under_way for lane in self._loops.values())
+        if moving or self._quiet_ticks < _QUIET_TICKS:
+            self._watching = True
 
     def close(self) -> None:
         """Take no more appends, see those already taken through, stop the thread."""
         with self._changed:
             self._closing = True
+            for lane in self._loops.values():
+                if taken := lane.end():
+                    self._take_back(taken)
+            self._loops.clear()
             self._changed.notify_all()
             held = (len(self._queue) + self._busy) if self._outage else 0
         if held:
             _log.warning("closing waits for %d appends that the store has not taken yet", held)
         # The second lane is opened by the first, so it is looked for when the first has ended.
         for alone in (False, True):
-            lane = self._lanes.get(alone)
-            if lane is not None and lane is not threading.current_thread():
-                lane.join()
+            thread = self._lanes.get(alone)
+            if thread is not None and thread is not threading.current_thread():
+                thread.join()
         atexit.unregister(self.close)
 
     def _open_lane(self, *, alone: bool) -> None:
@@ -142,13 +183,15 @@ class Writer:
                 if self._closing:
                     self._changed.notify_all()
 
-    def _take(self, alone: bool) -> list[_Submission]:
+    def _take(self, alone: bool) -> list[Submission]:
         """Wait for work of this lane; what can go out in one call now. Empty when closed and all is done."""
         with self._changed:
             while True:
                 now_s = self._sources.monotonic_s()
+                if self._watching and not alone:
+                    self._watch(now_s)
                 mine = [each for each in self._queue if each.alone is alone]
-                if mine and now_s >= self._pause_until_s and (group := _group(mine, now_s)):
+                if mine and now_s >= self._pause_until_s and (group := take_group(mine[:], now_s)):
                     taken = set(map(id, group))
                     self._queue = [each for each in self._queue if id(each) not in taken]
                     self._busy += 1
@@ -156,9 +199,12 @@ class Writer:
                 if self._closing and not self._queue and not self._busy:
                     return []
                 due_s = max(self._pause_until_s, min((each.due_s for each in mine), default=0.0))
-                self._changed.wait(max(0.001, due_s - now_s) if mine else None)
+                pause_s = max(0.001, due_s - now_s) if mine else None
+                if self._watching and not alone:
+                    pause_s = _WATCH_S if pause_s is None else min(pause_s, _WATCH_S)
+                self._changed.wait(pause_s)
 
-    def _send(self, group: list[_Submission]) -> None:
+    def _send(self, group: list[Submission]) -> None:
         sent_s = self._sources.monotonic_s()
         try:
             if len(group) == 1:
@@ -169,7 +215,7 @@ class Writer:
             self._again(group, error)
         except BaseException as error:  # noqa: BLE001  each submitter must hear of it, whatever it is
             if len(group) == 1:
-                self._settle(group[0], error, sent_s)
+                settle(group[0], error, sent_s)
             else:
                 # One bad append must not take its neighbours down: each goes alone.
                 for each in group:
@@ -177,14 +223,14 @@ class Writer:
         else:
             self._outage = 0
             for each, result in zip(group, results, strict=True):
-                self._settle(each, result, sent_s)
+                settle(each, result, sent_s)
 
-    def _again(self, group: list[_Submission], error: StoreUnavailable) -> None:
+    def _again(self, group: list[Submission], error: StoreUnavailable) -> None:
         now_s = self._sources.monotonic_s()
-        kept: list[_Submission] = []
+        kept: list[Submission] = []
         for each in group:
             if now_s >= each.give_up_s:
-                self._settle(each, error, now_s)
+                settle(each, error, now_s)
                 continue
             each.failures += 1
             if error.contended:
@@ -202,9 +248,3 @@ class Writer:
                 self._pause_until_s = now_s + _backoff_s(self._outage)
         if kept and self._outage in (2, 8):
             _log.warning("%d appends wait for the store, tried again until it answers: %s", len(kept), error)
-
-    def _settle(self, each: _Submission, fate: AppendResult | BaseException, sent_s: float) -> None:
-        try:
-            each.settle(fate, sent_s)
-        except Exception:  # noqa: BLE001  one submitter's mistake must not stop everybody's appends
-            _log.exception("settling an append of thread %r failed", each.append.thread)

@@ -41,7 +41,9 @@ class LiveHost:
         self._limits = world.limits
         self._settled = world.settled
         self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         self._lock = threading.RLock()
+        self._inside = False
         self._session: Session | None = None
         self._effects = Effects(journal, tenure, world, complete=self._completed, leaving=self._leaving)
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -71,7 +73,14 @@ class LiveHost:
         consumed: Sequence[int],
     ) -> None:
         """Hand a batch to the journal's writer."""
-        future = self._tenure.append(events, state=state, wake_at_us=wake_at_us, consumed=consumed)
+        here = threading.get_ident() == self._thread and not self._loop.is_closed()
+        future = self._tenure.append(
+            events,
+            state=state,
+            wake_at_us=wake_at_us,
+            consumed=consumed,
+            loop=self._loop if here else None,
+        )
         count = len(events)
         future.add_done_callback(lambda done: self._post(lambda: self._appended(done, count)))
 
@@ -175,6 +184,7 @@ class LiveHost:
         with self._lock:
             session = self._live()
             result: Any = None
+            outer, self._inside = self._inside, True
             try:
                 result = step()
             except BaseException as error:
@@ -182,6 +192,8 @@ class LiveHost:
                 session.failed(error)
                 if not isinstance(error, Exception):
                     raise
+            finally:
+                self._inside = outer
             if self._settled is not None:
                 self._settled(session._outbox.durable)
             if (session.end is not None or session.error is not None) and not self._detached:
@@ -189,6 +201,9 @@ class LiveHost:
             return result
 
     def _post(self, step: Callable[[], Any]) -> None:
+        if threading.get_ident() == self._thread and not self._inside:
+            self._enter(step)
+            return
         with self._lock:
             if not self._detached:
                 with contextlib.suppress(RuntimeError):

@@ -193,7 +193,12 @@ class Worker(Process):
 
         future.add_done_callback(appended)
 
-    def submit(self, append: Append, settle: Callable[[AppendResult | BaseException, float], None]) -> None:
+    def submit(
+        self,
+        append: Append,
+        settle: Callable[[AppendResult | BaseException, float], None],
+        loop: object = None,
+    ) -> None:
         """What the journal's writer does: send it until its fate is known."""
         world = self.world
         sent = Sent(append=append, worker=self.name, invoked=world.step)

@@ -153,6 +153,9 @@ class StoppingStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
+    def take_wire(self) -> None:
+        """Every append comes through here."""
+
     def append(self, append: Any) -> Any:
         return self._around([append], lambda: self._inner.append(append))
 

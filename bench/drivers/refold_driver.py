@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -20,7 +20,7 @@ from refold import run as run_program
 from refold.journal.envelope import NewEvent, chain
 from refold.journal.postgres import PostgresStore
 from refold.journal.store import Append, ThreadState
-from refold.journal.writer import Writer
+from refold.journal.wire import Wire
 from refold.replay.ports import ModelReply
 from refold.replay.rebuild import load, replay
 from refold.replay.runner import read_all
@@ -237,17 +237,15 @@ def many(job: work.Job) -> dict[str, Any]:
     """Many runs at once, how large the shared commits were, and a bare loop of batches of that size."""
     n, threads = job["turns"], job["threads"]
     sizes: list[int] = []
-    taken = Writer._take
+    sent = Wire.send
 
-    def counting(self: Writer, alone: bool) -> Any:
-        group = taken(self, alone)
-        if group:
-            sizes.append(sum(len(each.append.events) for each in group))
-        return group
+    def counting(self: Wire, appends: Sequence[Append]) -> bool:
+        sizes.append(sum(len(each.events) for each in appends))
+        return sent(self, appends)
 
     with Journal.open(job["dsn"]) as journal:
         run_turns(journal, 5, threads)
-        Writer._take = counting  # type: ignore[method-assign]
+        Wire.send = counting  # type: ignore[method-assign]
         cpu = time.process_time()
         seconds = run_turns(journal, n, threads)
         cpu = time.process_time() - cpu

@@ -11,7 +11,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -160,12 +160,39 @@ class NotingStore:
         self._note(appends, results)
         return results
 
+    def take_wire(self) -> Any:
+        wire = self._inner.take_wire()
+        return None if wire is None else NotingWire(wire, self._note)
+
     def _note(self, appends: Sequence[Append], results: Sequence[AppendResult]) -> None:
         for append, result in zip(appends, results, strict=True):
             if result.outcome in (Outcome.APPENDED, Outcome.DUPLICATE):
                 seq = append.expected + len(append.events)
                 line = json.dumps([append.thread, seq, append.hashes[-1].hex(), result.outcome.value])
                 os.write(self._file, f"{line}\n".encode())
+
+
+class NotingWire:
+    """Notes what a wire's answers acknowledge."""
+
+    def __init__(self, inner: Any, note: Callable[[Sequence[Append], Sequence[AppendResult]], None]) -> None:
+        self._inner = inner
+        self._acknowledged = note
+        self._sent: Sequence[Append] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def send(self, appends: Sequence[Append]) -> bool:
+        self._sent = appends
+        sent: bool = self._inner.send(appends)
+        return sent
+
+    def receive(self) -> list[AppendResult] | None:
+        results: list[AppendResult] | None = self._inner.receive()
+        if results is not None:
+            self._acknowledged(self._sent, results)
+        return results
 
 
 class NotingJournal(Journal):
