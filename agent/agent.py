@@ -334,7 +334,7 @@ def _definition(spec: LoopSpec, model: str, params: Mapping[str, Any]) -> dict[s
         "max_steps": str(spec.max_steps),
     }
     if spec.budget != Budget():
-        parts["budget"] = f"{spec.budget.max_cost_micro} {spec.budget.max_tokens}"
+        parts["budget"] = spec.budget.recorded()
     if spec.output is not None:
         schema = codec.encode(spec.output.schema, what="schema of the output").decode()
         parts["output"] = digest_text(f"{spec.output_retries} {schema}")

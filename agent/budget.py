@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from msgspec import Struct
 
@@ -25,6 +26,17 @@ class Budget(Struct, frozen=True):
 
     max_cost_micro: int | None = None
     max_tokens: int | None = None
+
+    def recorded(self) -> str:
+        """This budget as it stands in the definition of an agent."""
+        return f"{self.max_cost_micro} {self.max_tokens}"
+
+    @classmethod
+    def of_run(cls, definition: Mapping[str, str]) -> Budget:
+        """The budget that a run began with: a limit that is changed under it is for the next one."""
+        if "budget" not in definition:
+            return cls()
+        return cls(*(None if part == "None" else int(part) for part in definition["budget"].split()))
 
 
 def read_budget(max_cost: float | None, max_tokens: int | None) -> Budget:

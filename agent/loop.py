@@ -44,8 +44,10 @@ async def run_loop(spec: LoopSpec, run: Run, value: Any) -> Any:
     preamble = _preamble(spec, run)
     conversation = run.prior.messages.copy()
     conversation.add_item(user_item(value, run.run_id))
-    spent, misfits = Spent(spec.name, spec.budget), 0
-    for _ in range(spec.max_steps):
+    # The limits it began with, whatever they are by now: what is recorded must not depend on a later one.
+    spent, misfits = Spent(spec.name, Budget.of_run(run.definition)), 0
+    max_steps = int(run.definition.get("max_steps", spec.max_steps))
+    for _ in range(max_steps):
         spent.check()
         history = spec.history(conversation) if spec.history else conversation
         response = await models.ask(run, preamble + history)
@@ -68,7 +70,7 @@ async def run_loop(spec: LoopSpec, run: Run, value: Any) -> Any:
         answers = await run.gather(*(_answer(spec, run, call) for call in reply.calls))
         for call, (call_id, text) in zip(reply.calls, answers, strict=True):
             conversation.add_item(result_item(call.id, call_id, text))
-    raise StepLimit(f"agent {spec.name!r} asked the model {spec.max_steps} times without coming to an end")
+    raise StepLimit(f"agent {spec.name!r} asked the model {max_steps} times without coming to an end")
 
 
 def misfit(name: str, why: str) -> dict[str, Any]:

@@ -140,6 +140,7 @@ class Interpreter:
         if body.program != self.program.name:
             self._diverge(body, f"program {self.program.name!r}")
         self.digest = body.digest
+        self.machine.run.definition = body.definition
         self.tenures = 1
         return self._take(self.machine.start(codec.decode(body.input), body.at))
 

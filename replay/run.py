@@ -79,7 +79,7 @@ class Run:
     before the program sees it. Nothing here performs anything.
     """
 
-    __slots__ = ("_machine", "_params", "prior", "run_id", "thread")
+    __slots__ = ("_machine", "_params", "definition", "prior", "run_id", "thread")
 
     def __init__(self, machine: Stepped, *, thread: str, run_id: str, prior: Prior) -> None:
         self._machine = machine
@@ -88,6 +88,8 @@ class Run:
         self.run_id = run_id
         self.prior = prior
         """The conversation of the thread's earlier runs."""
+        self.definition: Mapping[str, str] = {}
+        """What the program was when the run began, part by part: limits as they were then, digests of the rest."""
 
     def model(
         self,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import refold
 from msgspec import Raw
-from refold import Agent, Journal, Run, ScriptedModel, tool
+from refold import Agent, Journal, Run, ScriptedModel, Usage, tool
 from refold.agent.conversation import conversation
 from refold.agent.scripted import call, raw_call, say
 from refold.replay import rebuild
@@ -168,6 +168,40 @@ async def test_the_step_limit_ends_a_run_cleanly(journal: Journal) -> None:
     assert check(agent, journal, "t")[-1] == "run_failed"
     follow = Agent("support", model=ScriptedModel(lambda r: say("ok")), tools=[lookup])
     assert (await follow.run("and now?", journal=journal, thread="t")).output == "ok"
+
+
+async def test_a_run_keeps_the_limits_it_began_with(journal: Journal) -> None:
+    @tool(approval=True)
+    def publish(order: int) -> str:
+        """Publish an order."""
+        return "published"
+
+    def agent(**limits: Any) -> Agent:
+        usage = Usage(input_tokens=10, output_tokens=10)
+        model = ScriptedModel(
+            [
+                say(None, call("lookup", order=1), usage=usage),
+                say(None, call("publish", order=1), usage=usage),
+                "done",
+            ]
+        )
+        return Agent("support", model=model, tools=[lookup, publish], **limits)
+
+    def approve() -> None:
+        kind, body = encode_message(Approval("r1/4.1.1", approved=True))
+        journal.send("t", key=approval_key("r1/4.1.1"), kind=kind, body=body)
+
+    began = agent(max_steps=3)
+    waiting = await began.run("go", journal=journal, thread="t", wait=False)
+    assert [each.call for each in waiting.pending] == ["r1/4.1.1"]
+    later = agent(max_steps=1, max_tokens=1)
+    rebuild.replay(later.program, "t", read_all(journal, "t"))
+    approve()
+    result = await later.resume(journal=journal, thread="t")
+
+    assert result.output == "done"
+    for each in (began, later):
+        rebuild.replay(each.program, "t", read_all(journal, "t"))
 
 
 async def test_instructions_may_be_a_function_of_the_run(journal: Journal) -> None:
