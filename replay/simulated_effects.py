@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ..journal import codec
+from ..journal.envelope import NewEvent
 from ..journal.tenure import Tenure
 from .commands import Call, ModelCall, StepCall, ToolCall
 from .errors import ModelError, ToolError
-from .inbox import resolution_key
+from .events import decode_bytes
+from .inbox import Resolution, resolution_key
 from .outcomes import Reconciled, Unknown
 from .ports import ToolContext
-from .recording import Completion, late_resolution
+from .recording import Completion, late_resolution, unrecorded_resolution
 from .session import Session
 from .simulated_process import Process
 from .simulation import LATE_US, LATENCY_US, Deed
@@ -176,8 +178,24 @@ class Effects:
             return
         resolution = late_resolution(call, attempt, done)
         if resolution is not None:
-            self._world.marks["late outcome"] += 1
-            self._process.owner.post(resolution_key(call.id, attempt), resolution)
+            self._post(resolution)
+
+    def pass_on(self, events: Sequence[NewEvent]) -> None:
+        """What a worker that has lost its lease may not record any more goes into the inbox."""
+        for event in events:
+            resolution = unrecorded_resolution(decode_bytes(event.body))
+            if resolution is not None:
+                self._post(resolution)
+
+    def _post(self, resolution: Resolution) -> None:
+        key = resolution_key(resolution.call, resolution.attempt)
+        self._world.marks["late outcome"] += 1
+        self._process.do(
+            "post",
+            f"post {resolution.call}",
+            LATENCY_US["outcome"],
+            lambda fault: self._process.owner.post(key, resolution),
+        )
 
     def _context(self, call: Call, attempt: int, deadline_s: float) -> ToolContext:
         return self._scenario.make_context(

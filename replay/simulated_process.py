@@ -18,6 +18,7 @@ from .simulation import (
     OK,
     PLACES,
     TTL_US,
+    TURNS,
     Scenario,
     Simulation,
 )
@@ -44,8 +45,11 @@ class Owner(Protocol):
     def twin(self, worker: Any) -> None:
         """Start a second loop with the lease of *worker*."""
 
+    def supersede(self) -> None:
+        """Send another worker at once, with an input for which it gives up the run there is."""
+
     def message(self, kind: str) -> None:
-        """Send one of `MESSAGES`."""
+        """Send one of `MESSAGES`, or an input."""
 
     def post(self, key: str, content: Content) -> None:
         """Put a message into the thread's inbox; live workers will find it."""
@@ -87,11 +91,13 @@ class Process:
         self.world = owner.world
         self.name = f"w{number}"
         self.alive = True
+        self.gone = False
+        """It has left the thread: what it began may still come to an end, nothing else of it happens."""
         self.paused = False
         self._counts: dict[str, int] = {}
         self._aside: list[Callable[[], None]] = []
         self._held: list[Callable[[], None]] = []
-        self._options = options(owner.scenario.faults)
+        self._options = options(owner.scenario.faults, turns=owner.scenario.turn is not None)
         skew = self.world.chooser.pick(self._options["clock"], f"{self.name}.clock")
         skew_us = {OK: 0, "ahead": SKEW_US, "behind": -SKEW_US}[skew]
         self.clocks = Clocks(self.world, number, skew_us)
@@ -126,6 +132,11 @@ class Process:
                 action()
 
         self.world.after(delay_us, when_due)
+
+    @property
+    def at_work(self) -> bool:
+        """Whether it looks after the thread now."""
+        return self.alive and not self.paused and not self.gone
 
     def die(self) -> None:
         """The process is gone: nothing of it happens any more."""
@@ -181,6 +192,8 @@ class Process:
             self.world.note(self.name, f"an append thought lost arrives: {result.outcome.value}")
 
     def _happen(self, kind: str, place: str, step: Callable[[str], None]) -> None:
+        if self.gone and kind not in ("outcome", "post"):
+            return
         fault = self.world.chooser.pick(self._options[kind], place)
         if fault == OK:
             step(OK)
@@ -209,7 +222,10 @@ class Process:
             case "interrupt":
                 self.interrupt()
                 self.later(0, lambda: step(OK))
-            case "cancel" | "early" | "stale":
+            case "supersede":
+                self.owner.supersede()
+                self.later(LATE_US, lambda: step(OK))
+            case "cancel" | "early" | "stale" | "input":
                 self.owner.message(fault)
                 step(OK)
             case _:
@@ -231,19 +247,20 @@ class Process:
         self.world.after(pause_us, wake)
 
 
-_options: dict[frozenset[str] | None, dict[str, tuple[str, ...]]] = {}
+_options: dict[tuple[frozenset[str] | None, bool], dict[str, tuple[str, ...]]] = {}
 
 
-def options(faults: frozenset[str] | None) -> dict[str, tuple[str, ...]]:
-    """What can happen at each kind of place when only *faults* are tried."""
-    known = _options.get(faults)
+def options(faults: frozenset[str] | None, *, turns: bool = False) -> dict[str, tuple[str, ...]]:
+    """What can happen at each kind of place when only *faults* are tried; with *turns*, more inputs too."""
+    known = _options.get((faults, turns))
     if known is None:
-        known = _options[faults] = {
+        everywhere = (*EVERYWHERE, *MESSAGES, *(TURNS if turns else ()))
+        known = _options[faults, turns] = {
             kind: (
                 OK,
                 *(
                     fault
-                    for fault in (special if kind in INLINE else (*special, *EVERYWHERE, *MESSAGES))
+                    for fault in (special if kind in INLINE else (*special, *everywhere))
                     if faults is None or fault in faults
                 ),
             )

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from msgspec import Raw, structs
 
+from ..journal import codec
 from ..journal.envelope import Event
 from ..journal.errors import LimitExceeded, UnsupportedValue
 from ..journal.store import Lease
 from .errors import Effect, ToolError
 from .events import decode_event
-from .inbox import Approval, Cancel, Content, Resolution, Signal, approval_key, resolution_key
+from .inbox import Approval, Cancel, Content, Input, Resolution, Signal, approval_key, resolution_key
+from .opening import first_input
 from .recording import failure, recordable
 from .simulated_process import Left
 from .simulated_worker import Worker
@@ -39,10 +42,14 @@ class Lane:
         self.done = False
         self.workers: list[Worker] = []
         self._answers = 0
+        self._turned = False
         self._known = ThreadStatus(name)
         faults = scenario.faults
         self._people = tuple(o for o in (OK, *FAULTS["people"]) if faults is None or o in faults or o == OK)
         self.world.store.create(name)
+        for number, value in enumerate(scenario.inputs, 1):
+            send = partial(self._send_input, f"input/{number}", value)
+            world.after(number * LATENCY_US["input"], send)
         self._start()
 
     @property
@@ -67,10 +74,20 @@ class Lane:
         info = self.world.store.info(self.name)
         self._start(lease=structs.replace(lease, head=info.head, head_hash=info.head_hash))
 
+    def supersede(self) -> None:
+        """Send another worker at once, with an input for which it gives up the run there is."""
+        if not self._turned:
+            self._turned = True
+            self._start(steal=True, instead=self.scenario.turn)
+
     def message(self, kind: str) -> None:
         """Send what people send when nobody has asked them."""
-        status = self._status()
-        run = status.unfinished
+        if kind == "input":
+            if not self._turned:
+                self._turned = True
+                self._send_input("input/turn", self.scenario.turn)
+            return
+        run = self._status().unfinished
         if run is None:
             return
         if kind == "cancel":
@@ -84,14 +101,14 @@ class Lane:
         """Put a message into the thread's inbox; live workers will find it."""
         if self.world.send(self.name, key, content):
             for worker in self.workers:
-                if worker.alive:
+                if worker.alive and not worker.gone:
                     worker.poll()
 
     # Within
 
-    def _start(self, *, steal: bool = False, lease: Lease | None = None) -> None:
+    def _start(self, *, steal: bool = False, instead: Any = None, lease: Lease | None = None) -> None:
         self.world.workers += 1
-        worker = Worker(self, self.world.workers, steal=steal, lease=lease)
+        worker = Worker(self, self.world.workers, steal=steal, instead=instead, lease=lease)
         self.workers.append(worker)
         worker.start()
 
@@ -103,11 +120,11 @@ class Lane:
 
     def _look(self) -> None:
         """Does the thread need a worker, or an answer?"""
-        if self.done or any(worker.alive and not worker.paused for worker in self.workers):
+        if self.done or any(worker.at_work for worker in self.workers):
             return
         status = self._status()
         run = status.current
-        if run is not None and run.ended:
+        if run is not None and run.ended and not self._inputs_wait():
             self.done = True
             return
         if len(self.workers) >= TENURES_MAX:
@@ -117,7 +134,7 @@ class Lane:
             self.done = True
             return
         delay_us = 0
-        if run is not None:
+        if run is not None and not run.ended:
             answered = self._answer(run)
             if not answered and run.status == "waiting":
                 dues = [call.due for call in run.open.values() if call.due is not None]
@@ -128,7 +145,7 @@ class Lane:
         self.world.after(delay_us + 1_000, self._start_if_alone)
 
     def _start_if_alone(self) -> None:
-        if not self.done and not any(worker.alive and not worker.paused for worker in self.workers):
+        if not self.done and not any(worker.at_work for worker in self.workers):
             self._start()
 
     def _answer(self, run: RunState) -> bool:
@@ -169,6 +186,18 @@ class Lane:
             if deed.error is not None and not isinstance(deed.error, ToolError):
                 return _failed(call, deed.error, "unknown")
         return Resolution(call.call, call.attempt, "did_not_happen", by="people")
+
+    def _inputs_wait(self) -> bool:
+        return first_input(self.world.store.inbox(self.name)) is not None
+
+    def _send_input(self, key: str, value: Any) -> None:
+        if self._status().current is None:
+            # A thread that has begun nothing would take this input for its first.
+            self.world.after(TTL_US, partial(self._send_input, key, value))
+            return
+        self.done = False
+        self.post(key, Input(Raw(codec.encode(value, what="an input")), key=key, by="people"))
+        self.world.after(TTL_US, self._look)
 
     def _send_early(self, run: RunState) -> None:
         """What the scenario would answer to a wait, and what is already known of a call in doubt."""

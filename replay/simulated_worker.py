@@ -15,7 +15,7 @@ from ..journal.hot_state import fold_history
 from ..journal.store import Append, AppendResult, Busy, Lease, Message, Outcome, Release, ThreadState
 from ..journal.tenure import Tenure
 from .commands import Call
-from .opening import Opened, begin_run, take_up_run
+from .opening import Opened, begin_run, first_input, take_up_run
 from .rebuild import Thread, load
 from .session import Session
 from .simulated_cache import hot_state
@@ -32,15 +32,25 @@ class Worker(Process):
         owner: Whose thread.
         number: Which worker of the history.
         steal: Whether to rob a live holder.
+        instead: An input for which an unfinished run is to be given up.
         lease: A lease to share, for a twin.
     """
 
-    def __init__(self, owner: Owner, number: int, *, steal: bool = False, lease: Lease | None = None) -> None:
+    def __init__(
+        self,
+        owner: Owner,
+        number: int,
+        *,
+        steal: bool = False,
+        instead: Any = None,
+        lease: Lease | None = None,
+    ) -> None:
         super().__init__(owner, number)
         self.lease = lease
         self.tenure: Tenure | None = None
         self._hot = hot_state(self)
         self._steal = steal
+        self._instead = None if instead is None else codec.encode(instead, what="the run's input")
         self._session: Session | None = None
         self._effects: Effects | None = None
         self._thread: Thread | None = None
@@ -131,31 +141,51 @@ class Worker(Process):
         self._enter(opened.begin)
 
     def _opened(self, thread: Thread, messages: list[Message], tenure: Tenure) -> Opened | None:
+        """The run that is to be gone on with, or the next one; None when there is nothing to do."""
         scenario = self.owner.scenario
-        run = thread.status.current
-        if run is None:
-            return begin_run(
-                scenario.program,
-                thread,
-                codec.encode(scenario.value, what="the run's input"),
-                key=None,
-                messages=messages,
-                host=self,
-                policy=scenario.policy,
-                # One uid whoever is first, so that randomness is the same in every history.
-                new_uid=lambda: uuid.uuid5(uuid.NAMESPACE_URL, self.owner.name),
-            )
-        if run.ended:
-            return None
+        run, unfinished = thread.status.current, thread.status.unfinished
+        if unfinished is None:
+            waiting = first_input(messages)
+            if waiting is not None:
+                return self._begun(thread, bytes(waiting.input), messages, key=waiting.key, taken=waiting.id)
+            if run is not None:
+                return None
+            return self._begun(thread, codec.encode(scenario.value, what="the run's input"), messages)
+        if self._instead is not None and bytes(unfinished.input) != self._instead:
+            self.world.marks["superseded"] += 1
+            return self._begun(thread, self._instead, messages)
         return take_up_run(
             scenario.program,
             thread,
-            run,
+            unfinished,
             messages=messages,
             host=self,
             policy=scenario.policy,
-            release=run.poisoned,
+            release=unfinished.poisoned,
             rival=tenure.rival,
+        )
+
+    def _begun(
+        self,
+        thread: Thread,
+        value: bytes,
+        messages: list[Message],
+        *,
+        key: str | None = None,
+        taken: int | None = None,
+    ) -> Opened:
+        scenario = self.owner.scenario
+        return begin_run(
+            scenario.program,
+            thread,
+            value,
+            key=key,
+            messages=messages,
+            taken=taken,
+            host=self,
+            policy=scenario.policy,
+            # One uid whoever is first, so that randomness is the same in every history.
+            new_uid=lambda: uuid.uuid5(uuid.NAMESPACE_URL, self.owner.name),
         )
 
     # The host of a session
@@ -189,7 +219,7 @@ class Worker(Process):
 
         def appended(done: Future[AppendResult]) -> None:
             error = done.exception()
-            self._enter(lambda: session.acked(count) if error is None else session.failed(error))
+            self._enter(lambda: session.acked(count) if error is None else self._fail(error))
 
         future.add_done_callback(appended)
 
@@ -277,7 +307,7 @@ class Worker(Process):
     def _renew_lease(self) -> None:
         """What the renewal thread does when a third of the lease has passed."""
         tenure, now_us = self.tenure, self.world.now_us
-        if tenure is None or tenure.ended or not self.alive or self.paused:
+        if tenure is None or tenure.ended or not self.at_work:
             return
         if now_us - self._renewed_us < TTL_US // 3:
             return
@@ -293,7 +323,15 @@ class Worker(Process):
         self.world.marks["lease lost"] += 1
         self.world.note(self.name, "has lost the lease")
         if session is not None and session.end is None and session.error is None:
-            self._enter(lambda: session.failed(LeaseLost(tenure.thread, fence=tenure.fence)))
+            self._enter(lambda: self._fail(LeaseLost(tenure.thread, fence=tenure.fence)))
+
+    def _fail(self, error: BaseException) -> None:
+        session, effects = self._session, self._effects
+        assert session is not None
+        assert effects is not None
+        unrecorded = session.failed(error)
+        if isinstance(error, LeaseLost):
+            effects.pass_on(unrecorded)
 
     def _enter(self, step: Callable[[], Any]) -> Any:
         session, effects = self._session, self._effects
@@ -334,10 +372,14 @@ class Worker(Process):
         assert run is not None
         if run.status == "running":
             self.world.flaws.append(f"{self.name} left while the log says that its run is running")
-        if run.status in ("waiting", "parked"):
+        if run.ended and session.mail.inputs_wait:
+            self._read()
+        elif run.status in ("waiting", "parked"):
             self._release(session.mail.seen, lambda: self._leave("idle"), self._read, idle=True)
+        elif run.ended:
+            self._release(session.mail.seen, lambda: self._leave("done"), self._read)
         else:
-            self._give_back("done" if run.ended else "released")
+            self._give_back("released")
 
     def _give_back(self, how: Left) -> None:
         def again() -> None:
@@ -375,7 +417,7 @@ class Worker(Process):
         return answer
 
     def _leave(self, how: Left) -> None:
-        self.alive = False
+        self.gone = True
         self.world.note(self.name, f"leaves: {how}")
         self.owner.left(self, how)
 

@@ -42,6 +42,7 @@ LATENCY_US = {
     "outcome": 1_000,
     "poll": 5_000,
     "answer": 15_000,
+    "input": 30_000,
 }
 
 OK = "ok"
@@ -59,6 +60,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "step": ("fails",),
     "reconcile": ("unsure",),
     "outcome": (),
+    "post": (),
     "alarm": (),
     "poll": (),
     "leave": (),
@@ -106,6 +108,8 @@ INLINE = frozenset({"clock", "people", *CACHE_FAULTS})
 
 MESSAGES = ("cancel", "early", "stale")
 """What the outside can send at any step: a cancel, what it would send later anyway, an answer about no open attempt."""
+TURNS = ("input", "supersede")
+"""Where a scenario has more inputs: one more for the inbox, or for a worker that gives up the run there is."""
 
 
 class Deed(Struct, frozen=True, kw_only=True):
@@ -234,6 +238,8 @@ class Scenario(Struct, frozen=True, kw_only=True):
         name: For reports.
         program: What runs.
         value: Its input.
+        inputs: Further inputs, sent to the thread while the first run goes on; each becomes a run of its own.
+        turn: What is sent, once, by the faults of `TURNS`; None: these do not strike.
         models: Answers model calls; deterministic, never awaiting anything of an event loop.
         reply: What people answer to a call that waits for a signal or an approval; None for nothing.
         patient: Whether people leave calls in doubt alone until the run is parked for them.
@@ -249,6 +255,8 @@ class Scenario(Struct, frozen=True, kw_only=True):
     name: str
     program: Program
     value: Any = None
+    inputs: tuple[Any, ...] = ()
+    turn: Any = None
     models: ModelClient | None = None
     reply: Callable[[OpenCall], Content | None] = lambda call: None
     patient: bool = False

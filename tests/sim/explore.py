@@ -13,13 +13,12 @@ from fuzz_report import record
 from msgspec import Struct, field, structs
 from refold.journal import chunks, hot_state
 from refold.journal.envelope import Event
-from refold.replay.fuzz_checks import meaning
 from refold.replay.odometer import Chooser, Odometer, Placed, Placement
 from refold.replay.simulated_thread import Lane
 from refold.replay.simulation import CACHE_FAULTS, Scenario, Simulation
 from sim import replay_oracles
 from sim.history import History
-from sim.oracles import log_is_that_without_redis, violations
+from sim.oracles import log_is_that_without_redis, meaning_of_runs, violations
 from sim.scenarios import ENDS_IN_FAILURE, STEADY_NAMES
 
 MARKS = frozenset(
@@ -43,6 +42,8 @@ MARKS = frozenset(
         "doubt told by a late worker",
         "doubt run again",
         "never begun, said so",
+        "superseded",
+        "run after run",
     }
 )
 """Rare paths; each must be taken, else less was tested than is said."""
@@ -110,10 +111,11 @@ def quiet_run(scenario: Scenario, thread: str = "t1") -> dict[str, Any]:
         world = Simulation(Placed())
         lane = Lane(world, scenario, thread)
         world.run()
-        told = meaning(History(world, lane, []).bodies)
+        told = meaning_of_runs(History(world, lane, []).bodies)
         # A scenario that does not get to its end would keep every promise.
         assert lane.done, key
-        assert ("failed" if scenario.name in ENDS_IN_FAILURE else "output") in told, (key, told)
+        last = f"r{1 + len(scenario.inputs)}"
+        assert f"{last} {'failed' if scenario.name in ENDS_IN_FAILURE else 'output'}" in told, (key, told)
         _quiet[key] = told
     return _quiet[key]
 
@@ -189,6 +191,8 @@ def _mark(world: Simulation, history: History) -> None:
             told = _TOLD[body["by"]]
             late = body["by"] == "worker" and body["outcome"] != "did_not_happen"
             world.marks["doubt told by a late worker" if late else told] += 1
+        elif body["kind"] == "run_started" and body["run"] != "r1":
+            world.marks["run after run"] += 1
         elif body["kind"] == "tool_started" and body.get("attempt", 1) > 1:
             world.marks["doubt run again"] += 1
     if any(

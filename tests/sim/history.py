@@ -11,14 +11,16 @@ from refold.replay.simulation import Deed, Simulation
 
 MEMORY = 60_000
 """How many logs and prefixes of logs a check remembers, so as not to look at one twice."""
-ALTERING = frozenset({"refuses", "fails", "raises", "cancel"})
+ALTERING = frozenset({"refuses", "fails", "raises", "cancel", "input", "supersede"})
 """Faults after which a run rightly comes to another outcome."""
 
-ROBBERY = frozenset({"rival", "jump"})
+ROBBERY = frozenset({"rival", "jump", "supersede"})
 """Faults after which a worker cannot know by its own clock that it no longer holds the thread."""
 
 HELD = frozenset({"burn"})
 """Tools whose calls a person must allow."""
+
+ENDS = frozenset({"run_finished", "run_failed", "run_cancelled"})
 
 _parsed: dict[bytes, dict[str, Any]] = {}
 
@@ -46,7 +48,8 @@ class History:
         # When the clock that decides on leases leaps, a live worker is robbed and no hold tells how long it acts.
         deposed = any(deed.kind == "tool" and not deed.current for deed in self.ledger)
         self.unpromised = "twin" in self.kinds or ("jump" in self.kinds and deposed)
-        self.finished = bool(self.bodies) and self.bodies[-1]["kind"] == "run_finished"
+        self.ends = {body["run"]: body["kind"] for body in self.bodies if body["kind"] in ENDS}
+        """How each run that has ended did."""
         self.starts: dict[tuple[str, int], int] = {}
         self.outcomes: dict[str, list[tuple[int, dict[str, Any]]]] = {}
         for seq, body in enumerate(self.bodies, 1):

@@ -28,6 +28,7 @@ from refold.replay import (
     simulation,
 )
 from refold.replay.commands import Call, Phase, StepCall, ToolCall
+from refold.replay.events import ToolFailed
 from refold.replay.gate import Gate
 from refold.replay.holds import Holds
 from refold.replay.inbox import Resolution, decode_message, encode_message
@@ -84,7 +85,7 @@ def mutant(
     return register
 
 
-E, A, F, D, W, S, T = (
+E, A, F, D, W, S, T, N = (
     scenarios.ERRAND,
     scenarios.AGENT,
     scenarios.FICKLE,
@@ -92,6 +93,7 @@ E, A, F, D, W, S, T = (
     scenarios.WAITS,
     scenarios.SHARED,
     scenarios.TOLD,
+    scenarios.TURNS,
 )
 
 
@@ -274,6 +276,26 @@ def a_message_counts_as_seen_when_it_is_read(deliver: Any) -> Any:
             self._go_on()
 
     return hasty
+
+
+@mutant(simulated_worker, "begin_run", "inputs_become_runs_once", (N, 0, ""))
+def an_input_stays_in_the_inbox_when_its_run_begins(begin_run: Any) -> Any:
+    return lambda *args, **kwargs: begin_run(*args, **{**kwargs, "taken": None})
+
+
+@mutant(opening, "_superseded", "calls_are_paired", (N, 1, "supersede"))
+def nothing_is_said_of_the_open_calls_of_a_superseded_run(superseded: Any) -> Any:
+    return lambda run, at: superseded(run, at)[-1:]
+
+
+@mutant(simulated_effects, "unrecorded_resolution", "unsafe_tools_act_once", (N, 2, "rival raises"))
+def a_deposed_worker_says_that_what_raised_did_not_happen(unrecorded: Any) -> Any:
+    def rash(body: Any) -> Any:
+        if isinstance(body, ToolFailed):
+            return Resolution(body.call, body.attempt, "did_not_happen", by="worker")
+        return unrecorded(body)
+
+    return rash
 
 
 @mutant(session, "has_news", "resuming_without_news_writes_nothing", (E, 1, "slow"))

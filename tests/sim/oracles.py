@@ -11,11 +11,12 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
+from typing import Any
 
 from refold.journal.envelope import Event
 from refold.replay.fuzz_checks import meaning
 from refold.replay.simulation import LATENCY_US
-from sim.history import ALTERING, HELD, MEMORY, ROBBERY, History, is_outcome, tell
+from sim.history import ALTERING, ENDS, HELD, MEMORY, ROBBERY, History, is_outcome, tell
 from sim.replay_oracles import conversation_is_valid, log_replays
 
 _verified: set[bytes] = set()
@@ -143,8 +144,6 @@ def no_effect_before_its_start(history: History) -> Iterator[str]:
 
 def no_effect_without_its_cause(history: History) -> Iterator[str]:
     """9. What led to an effect is in the log: a finished run holds each call that acted, with its arguments."""
-    if not history.finished:
-        return
     recorded = {
         (body["call"], json.dumps(body["args"], sort_keys=True))
         for body in history.bodies
@@ -153,6 +152,7 @@ def no_effect_without_its_cause(history: History) -> Iterator[str]:
     for deed in history.ledger:
         if (
             deed.kind != "model"
+            and history.ends.get(deed.call.partition("/")[0]) == "run_finished"
             and (deed.call, json.dumps(json.loads(deed.args), sort_keys=True)) not in recorded
         ):
             yield f"{tell(deed)} with {deed.args.decode()} acted, and the log knows no such call"
@@ -230,8 +230,10 @@ def calls_are_paired(history: History) -> Iterator[str]:
     ended = False
     for seq, body in enumerate(history.bodies, 1):
         kind, call = body["kind"], body.get("call", "")
-        if ended:
+        if ended and kind not in ("run_started", "tool_resolved"):
             yield f"seq {seq} ({kind}) comes after the end of the run"
+        if kind == "run_started":
+            ended = False
         if kind == "run_resumed":
             doubted |= running
             running.clear()
@@ -255,10 +257,13 @@ def calls_are_paired(history: History) -> Iterator[str]:
             answered.add(call)
             running.discard(call)
             doubted.discard(call)
-        elif kind in ("run_finished", "run_failed", "run_cancelled"):
+        elif kind in ENDS:
             ended = True
-            if kind == "run_finished" and (running or doubted):
-                yield f"the run finished with {sorted(running | doubted)} open"
+            open_calls = sorted(c for c in running | doubted if c.startswith(f"{body['run']}/"))
+            if kind == "run_finished" and open_calls:
+                yield f"run {body['run']} finished with {open_calls} open"
+            if kind == "run_cancelled" and not doubted.issuperset(open_calls):
+                yield f"run {body['run']} was cancelled, and nothing says what became of {open_calls}"
 
 
 def _may_repeat(history: History, call: str) -> bool:
@@ -274,7 +279,7 @@ def every_run_ends(history: History) -> Iterator[str]:
     """19. When faults stop, the run comes to its end, and nobody holds the thread."""
     if not history.lane.done:
         yield "nobody looks after the thread any more, and its run has not ended"
-    if history.bodies and history.bodies[-1]["kind"] not in ("run_finished", "run_failed", "run_cancelled"):
+    if history.bodies and history.bodies[-1]["kind"] not in ENDS:
         yield f"the log ends with {history.bodies[-1]['kind']}"
     info = history.world.store.info(history.lane.name)
     if (
@@ -377,6 +382,15 @@ def messages_are_taken_once(history: History) -> Iterator[str]:
             yield f"signal {name!r} was sent {sent_signals.get(name, 0)} times and received {times} times"
 
 
+def inputs_become_runs_once(history: History) -> Iterator[str]:
+    """Each input that was sent becomes one run, in the order of arrival."""
+    messages = history.world.store.inbox(history.lane.name, consumed=True)
+    sent = [json.loads(message.body)["key"] for message in messages if message.kind == "input"]
+    begun = [b["key"] for b in history.bodies if b["kind"] == "run_started" and b.get("key")]
+    if begun != sent:
+        yield f"inputs {sent} were sent, runs {begun} were begun"
+
+
 def outcome_is_that_of_the_quiet_run(history: History) -> Iterator[str]:
     """Faults cost time, never meaning: the run ends as it would have ended undisturbed."""
     quiet = history.quiet
@@ -384,12 +398,24 @@ def outcome_is_that_of_the_quiet_run(history: History) -> Iterator[str]:
         return
     if any(b["kind"] == "tool_failed" and b["error"]["type"] == "TimeoutError" for b in history.bodies):
         return
-    told = meaning(history.bodies)
+    told = meaning_of_runs(history.bodies)
     if told != quiet:
         differing = [key for key in {*told, *quiet} if told.get(key) != quiet.get(key)]
         yield "; ".join(
             f"{key}: {told.get(key)} instead of {quiet.get(key)}" for key in sorted(differing)[:3]
         )
+
+
+def meaning_of_runs(bodies: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a log says of each of its runs."""
+    told: dict[str, Any] = {}
+    for started in bodies:
+        if started["kind"] == "run_started":
+            run = started["run"]
+            own = [b for b in bodies if run in (b.get("run"), b.get("call", "").partition("/")[0])]
+            told[f"{run} input"] = started["input"]
+            told.update((f"{run} {key}", value) for key, value in meaning(own).items())
+    return told
 
 
 ORACLES = (
@@ -417,6 +443,7 @@ ORACLES = (
     resuming_without_news_writes_nothing,
     time_is_kept,
     messages_are_taken_once,
+    inputs_become_runs_once,
     outcome_is_that_of_the_quiet_run,
 )
 

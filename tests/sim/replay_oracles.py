@@ -54,6 +54,8 @@ def _step_through(history: History) -> Iterator[str]:
     for seq, body in enumerate(thread.bodies, 1):
         status.apply(seq, body)
         if isinstance(body, RunStarted):
+            if interpreter is not None:
+                interpreter.machine.close()
             interpreter = Interpreter(
                 lane.scenario.program,
                 thread=lane.name,
@@ -61,8 +63,10 @@ def _step_through(history: History) -> Iterator[str]:
                 run_id=body.run,
                 prior=lane.scenario.program.prior(thread.bodies[: seq - 1]),
                 patches=frozenset(b.id for b in thread.bodies if isinstance(b, Patched)),
+                doubted=frozenset(status.doubted),
             )
-        if interpreter is not None:
+        # Between two runs there may be answers about calls of the one that has ended.
+        if interpreter is not None and interpreter.ended is None:
             interpreter.remaining = thread.head - seq
             interpreter.apply(seq, body)
             if difference := _differ(status, interpreter):

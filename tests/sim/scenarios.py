@@ -339,7 +339,26 @@ STUBBORN = Scenario(
     reply=go,
 )
 
-STEADY = (ERRAND, AGENT, DOUBTS, WAITS, STUBBORN)
+# Runs after runs: inputs that come while one goes on, and one for which it is given up
+
+
+@program
+async def turns(run: Run, topic: str) -> Any:
+    word = await run.model(messages=[{"role": "user", "content": topic}], model="m")
+    return await run.gather(tried(run, pay, amount=len(topic)), tried(run, look, key=word.text))
+
+
+TURNS = Scenario(
+    name="turns",
+    program=turns,
+    value="tea",
+    inputs=("milk",),
+    turn="no tea",
+    models=Answers(lambda messages, asked: {"content": f"word on {messages[-1]['content']}"}),
+    reply=go,
+)
+
+STEADY = (ERRAND, AGENT, DOUBTS, WAITS, STUBBORN, TURNS)
 """Scenarios whose runs mean the same whatever the order of what is done side by side."""
 STEADY_NAMES = frozenset(scenario.name for scenario in STEADY)
 ENDS_IN_FAILURE = frozenset({"stubborn"})

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from refold.replay.odometer import Dice
-from refold.replay.simulation import EVERYWHERE, FAULTS, MESSAGES
+from refold.replay.simulation import EVERYWHERE, FAULTS, MESSAGES, TURNS
 from sim.explore import MARKS, Found, Tally, exhaust, play, quiet_run, screen
 from sim.scenarios import ALL
 
 pytestmark = pytest.mark.fuzz
 
 KINDS = sorted(
-    {fault for special in FAULTS.values() for fault in special} | {*EVERYWHERE, *MESSAGES} - {"twin"}
+    {fault for special in FAULTS.values() for fault in special} | {*EVERYWHERE, *MESSAGES, *TURNS} - {"twin"}
 )
 """A second loop with one lease is left to the exhaustive levels: what it does is not promised."""
 PROCESS = ("crash", "lost", "drop")
