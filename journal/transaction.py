@@ -14,7 +14,12 @@ _PAUSE_MAX_S = 1.0
 
 
 def see_through(
-    store: Store, sources: Sources, work: Callable[[Any], Append], *, hold_s: float
+    store: Store,
+    sources: Sources,
+    work: Callable[[Any], Append],
+    *,
+    hold_s: float,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[Append, AppendResult]:
     """
     Run *work* in transactions until one commits with its append.
@@ -27,6 +32,7 @@ def see_through(
         sources: Its monotonic clock bounds the retries.
         work: Does what is to be done on the connection it is given, and returns the append that records it.
         hold_s: How long to go on while the store is away, seconds.
+        sleep: Pauses between tries.
 
     Raises:
         StoreUnavailable: The fate could not be learnt in time.
@@ -55,7 +61,7 @@ def see_through(
             doubt = doubt or (error.ambiguous and built is not None)
             if sources.monotonic_s() >= give_up_s:
                 raise
-            time.sleep(pause_s)
+            sleep(pause_s)
             pause_s = min(_PAUSE_MAX_S, max(0.05, pause_s * 2))
         else:
             assert built is not None

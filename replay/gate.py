@@ -54,13 +54,13 @@ class Gate:
         waiting, self._waiting = self._waiting, []
         for position, (seq, call) in enumerate(waiting):
             transactional = isinstance(call.command, ToolCall) and call.command.tool.transactional
-            if transactional and self._outbox.empty:
+            if seq > self._outbox.durable or (transactional and not self._outbox.empty):
+                self._waiting.append((seq, call))
+            elif transactional:
                 self.alone = call.path
                 self._waiting += waiting[position + 1 :]
                 self._host.transact(call, self._attempts[call.path])
                 return
-            if transactional or seq > self._outbox.durable:
-                self._waiting.append((seq, call))
             else:
                 self._host.perform(call, self._attempts[call.path])
 

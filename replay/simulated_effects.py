@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from ..journal import codec
 from ..journal.envelope import NewEvent
+from ..journal.store import Append, AppendResult
 from ..journal.tenure import Tenure
 from .commands import Call, ModelCall, StepCall, ToolCall
 from .errors import ModelError, ToolError
@@ -17,6 +18,7 @@ from .ports import ToolContext
 from .recording import Completion, late_resolution, unrecorded_resolution
 from .session import Session
 from .simulated_process import Process
+from .simulated_transaction import Rows, Transaction, nothing_happened
 from .simulation import LATE_US, LATENCY_US, Deed
 
 
@@ -36,9 +38,17 @@ class Effects:
         tenure: Checked before each.
         session: Told what came of them.
         enter: How it is told.
+        fail: Ends the session with an error.
     """
 
-    def __init__(self, process: Process, tenure: Tenure, session: Session, enter: Enter) -> None:
+    def __init__(
+        self,
+        process: Process,
+        tenure: Tenure,
+        session: Session,
+        enter: Enter,
+        fail: Callable[[BaseException], None],
+    ) -> None:
         self.over = False
         """The session has ended: nothing more begins, and tools that come to an end post what they came to."""
         self._process = process
@@ -49,6 +59,8 @@ class Effects:
         self._tenure = tenure
         self._session = session
         self._enter = enter
+        self._fail = fail
+        self._transaction: Transaction | None = None
         self._abandoned: set[tuple[str, int]] = set()
 
     def perform(self, call: Call, attempt: int) -> None:
@@ -60,6 +72,55 @@ class Effects:
             self._begin("step", command.name.rpartition(".")[2], call, attempt, self._step)
         else:
             self._begin("model", "model", call, attempt, self._model)
+
+    def transact(self, call: Call, attempt: int) -> None:
+        """Begin a transactional tool; that the thread is still its worker's is for the transaction to find."""
+        command, session = call.command, self._session
+        assert isinstance(command, ToolCall)
+        tool, args = command.tool, command.args
+
+        def call_now(rows: Rows) -> Any:
+            context = self._context(call, attempt, tool.timeout_s, rows)
+            return tool.call_now(codec.decode(args), context)
+
+        def over(body: Any, error: Exception | None) -> None:
+            failure = None if error is None else nothing_happened(error)
+            if failure is not None:
+                self._outcome(call, attempt, Completion(error=failure))
+            elif error is not None:
+                if not self.over:
+                    self._enter(lambda: self._fail(error))
+            else:
+                self._process.do(
+                    "outcome", f"outcome {call.path}", LATENCY_US["outcome"], lambda fault: tell(body)
+                )
+
+        def tell(body: Any) -> None:
+            if not self.over:
+                self._enter(lambda: session.committed(call.path, attempt, body))
+
+        def begin(fault: str) -> None:
+            if self.over:
+                return
+            self._transaction = Transaction(
+                self._process,
+                self._tenure,
+                call,
+                fault,
+                run_tool=call_now,
+                event_body=lambda done: session.committed_outcome(call, done),
+                deed=lambda value: self._deed_of("tool", call, attempt, tool.name, args, value=value),
+                over=over,
+            )
+            self._transaction.go_on()
+
+        latency_us = self._scenario.latency_us.get(tool.name, LATENCY_US["tool"])
+        self._process.do("tool", f"tool {call.path}", latency_us, begin)
+
+    def see_through(self, work: Callable[[Any], Append]) -> tuple[Append, AppendResult]:
+        """See the transaction under way through."""
+        assert self._transaction is not None
+        return self._transaction.see_through(work)
 
     def reconcile(self, call: Call, attempt: int) -> None:
         """Ask a tool's reconciler."""
@@ -197,7 +258,7 @@ class Effects:
             lambda fault: self._process.owner.post(key, resolution),
         )
 
-    def _context(self, call: Call, attempt: int, deadline_s: float) -> ToolContext:
+    def _context(self, call: Call, attempt: int, deadline_s: float, connection: Any = None) -> ToolContext:
         return self._scenario.make_context(
             idempotency_key=call.key or "",
             attempt=attempt,
@@ -207,9 +268,17 @@ class Effects:
             deadline_s=deadline_s,
             heartbeat=lambda: None,
             cancelled=lambda: False,
+            connection=connection,
         )
 
-    def _deed(
+    def _deed(self, *told: Any, happened: bool = True, **more: Any) -> None:
+        deed = self._deed_of(*told, happened=happened, **more)
+        self._world.ledger.append(deed)
+        nothing = "" if happened else ", nothing happens"
+        what = f"{deed.kind} {deed.name} {deed.call} attempt {deed.attempt}"
+        self._world.note(self._process.name, f"{what}{nothing}")
+
+    def _deed_of(
         self,
         kind: str,
         call: Call,
@@ -220,9 +289,9 @@ class Effects:
         happened: bool = True,
         value: Any = None,
         error: BaseException | None = None,
-    ) -> None:
+    ) -> Deed:
         info = self._world.store.info(self._thread)
-        deed = Deed(
+        return Deed(
             kind=kind,
             thread=self._thread,
             call=call.id,
@@ -239,6 +308,3 @@ class Effects:
             value=value,
             error=error,
         )
-        self._world.ledger.append(deed)
-        nothing = "" if happened else ", nothing happens"
-        self._world.note(self._process.name, f"{kind} {name} {call.id} attempt {attempt}{nothing}")

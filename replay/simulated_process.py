@@ -62,6 +62,8 @@ class Clocks(Sources):
         self._world = world
         self._skew_us = skew_us
         self._ids = number << 64
+        self.stopped_s: float | None = None
+        """Where the monotonic clock is held, for what is gone through again as of an earlier moment."""
 
     def now_us(self) -> int:
         """Wall clock."""
@@ -69,7 +71,7 @@ class Clocks(Sources):
 
     def monotonic_s(self) -> float:
         """Monotonic clock."""
-        return self._world.now_us / 1e6
+        return self._world.now_us / 1e6 if self.stopped_s is None else self.stopped_s
 
     def new_id(self) -> uuid.UUID:
         """The next id of this worker."""

@@ -104,6 +104,7 @@ class Worker(Process):
             granted_s=self._sent_s,
             writer=self,
             release=lambda thread, fence, seen: self._released,
+            transact=self._see_through,
             sources=self.clocks,
             rival=lease.fence > 1,
         )
@@ -137,7 +138,7 @@ class Worker(Process):
         self._session = session = opened.session
         assert self._thread is not None
         session.observe(self._thread.status.apply)
-        self._effects = Effects(self, tenure, session, self._enter)
+        self._effects = Effects(self, tenure, session, self._enter, self._fail)
         self._enter(opened.begin)
 
     def _opened(self, thread: Thread, messages: list[Message], tenure: Tenure) -> Opened | None:
@@ -252,8 +253,13 @@ class Worker(Process):
         self._effects.perform(call, attempt)
 
     def transact(self, call: Call, attempt: int) -> None:
-        """A simulated store has no transactions of other people's tables to lend."""
-        raise NotImplementedError(f"{call.id}: transactional tools are not simulated")
+        """Begin a transactional tool."""
+        assert self._effects is not None
+        self._effects.transact(call, attempt)
+
+    def _see_through(self, work: Callable[[Any], Append]) -> tuple[Append, AppendResult]:
+        assert self._effects is not None
+        return self._effects.see_through(work)
 
     def reconcile(self, call: Call, attempt: int) -> None:
         """Ask a tool's reconciler."""

@@ -52,6 +52,8 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "clock": ("ahead", "behind"),
     "acquire": ("drop", "zombie"),
     "append": ("drop", "zombie", "straggler", "ghost"),
+    "commit": ("drop", "zombie", "ghost"),
+    "look": ("drop",),
     "release": ("drop", "zombie"),
     "answer": ("lost",),
     "read": (),
@@ -296,6 +298,7 @@ class Simulation:
 
     Attributes:
         ledger: What was done outside, in order.
+        rows: What transactions have committed beside their events: (thread, row), in order.
         sent: All appends, in order.
         granted: All leases, in order.
         idle: All leaves of a run that waits.
@@ -320,6 +323,7 @@ class Simulation:
         self.cache: dict[str, bytes] | None = {} if cached else None
         """Keys and values of the cache of hot state, if there is one."""
         self.ledger: list[Deed] = []
+        self.rows: list[tuple[str, Any]] = []
         self.sent: list[Sent] = []
         self.granted: list[Granted] = []
         self.idle: list[Idle] = []
@@ -363,6 +367,12 @@ class Simulation:
         sent.results.append(result)
         self.marks[result.outcome.value] += 1
         return result
+
+    def commit(self, deed: Deed, rows: list[Any]) -> None:
+        """What a transaction has done is there at once."""
+        self.ledger.append(deed)
+        self.rows += [(deed.thread, row) for row in rows]
+        self.note(deed.worker, f"commits {deed.name} {deed.call} attempt {deed.attempt}")
 
     def send(self, thread: str, key: str, content: Content) -> bool:
         """Put a message into a thread's inbox; False if one of that key was there."""

@@ -240,3 +240,31 @@ def test_a_transactional_tool_is_a_sync_function_with_a_context() -> None:
     for function in (unfit, blind):
         with pytest.raises(ToolDefinitionError, match="transactional"):
             tool(transactional=True)(function)
+
+
+async def test_a_transactional_tool_that_is_tried_again_waits_for_its_new_start(
+    journal: Journal, pg_dsn: str
+) -> None:
+    """Nothing else is on its way then; begun at once, its result would come before its start in the log."""
+    tries: list[int] = []
+
+    @tool(transactional=True, retries=1)
+    def moody(context: ToolContext) -> str:
+        """Moody."""
+        tries.append(context.attempt)
+        context.connection.execute("insert into ledger (amount) values (%s)", (context.attempt,))
+        if context.attempt == 1:
+            raise ToolError("not yet")
+        return "done"
+
+    @program
+    async def runs(run: Run) -> str:
+        return await run.tool(moody)
+
+    result = await refold.run(runs, journal=journal, thread="t")
+
+    events = read_all(journal, "t")
+    assert result.output == "done"
+    assert (tries, ledger(pg_dsn)) == ([1, 2], [2])
+    assert [event.kind for event in events].count("tool_started") == 2
+    rebuild.replay(runs, "t", events)

@@ -43,6 +43,9 @@ MARKS = frozenset(
         "doubt run again",
         "never begun, said so",
         "superseded",
+        "commit found",
+        "commit not found",
+        "transaction run again",
         "run after run",
     }
 )

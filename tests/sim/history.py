@@ -20,6 +20,9 @@ ROBBERY = frozenset({"rival", "jump", "supersede"})
 HELD = frozenset({"burn"})
 """Tools whose calls a person must allow."""
 
+TRANSACTIONAL = frozenset({"enter"})
+"""Tools that act in the database of the log."""
+
 ENDS = frozenset({"run_finished", "run_failed", "run_cancelled"})
 
 _parsed: dict[bytes, dict[str, Any]] = {}

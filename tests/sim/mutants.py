@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct, structs
 from refold.journal import hot_state
 from refold.journal.envelope import chain
-from refold.journal.errors import Corrupt, RefoldError
+from refold.journal.errors import Corrupt, RefoldError, StoreUnavailable
 from refold.journal.link import Link
 from refold.journal.memory import MemoryStore
 from refold.journal.store import AppendResult, Message, Outcome
@@ -24,6 +24,7 @@ from refold.replay import (
     rebuild,
     session,
     simulated_effects,
+    simulated_transaction,
     simulated_worker,
     simulation,
 )
@@ -85,7 +86,7 @@ def mutant(
     return register
 
 
-E, A, F, D, W, S, T, N = (
+E, A, F, D, W, S, T, N, B = (
     scenarios.ERRAND,
     scenarios.AGENT,
     scenarios.FICKLE,
@@ -94,6 +95,7 @@ E, A, F, D, W, S, T, N = (
     scenarios.SHARED,
     scenarios.TOLD,
     scenarios.TURNS,
+    scenarios.BOOKS,
 )
 
 
@@ -108,6 +110,15 @@ def a_tool_acts_before_its_start_is_durable(hold: Any) -> Any:
 @mutant(Gate, "hold", "no_effect_without_its_cause", (F, 2, "crash drop late"))
 def a_step_does_not_wait_for_what_led_to_it(hold: Any) -> Any:
     return lambda self, seq, call: hold(self, 0 if isinstance(call.command, StepCall) else seq, call)
+
+
+@mutant(Gate, "hold", "no_effect_before_its_start", (B, 1, "rival"))
+def a_transactional_tool_does_not_wait_for_its_own_start(hold: Any) -> Any:
+    def hasty(self: Gate, seq: int, call: Call) -> None:
+        transactional = isinstance(call.command, ToolCall) and call.command.tool.transactional
+        hold(self, 0 if transactional else seq, call)
+
+    return hasty
 
 
 @mutant(Outbox, "acked", "no_effect_before_its_start", (D, 1, "late"))
@@ -252,6 +263,58 @@ def a_recorded_reply_is_fed_when_its_path_asks(interpret: Any) -> Any:
         return interpret(program, structs.replace(thread, bodies=bodies), run, accept=accept)
 
     return by_path
+
+
+# Transactions
+
+
+@mutant(simulated_transaction, "see_through", "only_holder_never_conflicts", (B, 1, "lost zombie"))
+def a_commit_without_an_answer_counts_as_rolled_back(see_through: Any) -> Any:
+    def pessimist(store: Any, sources: Any, work: Any, **times: Any) -> Any:
+        try:
+            return work_once(store, work, [])
+        except StoreUnavailable as lost:
+            raise RuntimeError("rolled back") from lost
+
+    return pessimist
+
+
+@mutant(simulated_transaction, "see_through", "only_holder_never_conflicts", (B, 1, "lost zombie"))
+def a_transaction_is_run_again_without_asking_the_log(see_through: Any) -> Any:
+    def blind(store: Any, sources: Any, work: Any, **times: Any) -> Any:
+        while True:
+            try:
+                return work_once(store, work, [])
+            except StoreUnavailable:
+                pass
+
+    return blind
+
+
+def work_once(store: Any, work: Any, made: list[Any]) -> Any:
+    def once(connection: Any) -> Any:
+        made.append(work(connection))
+        return made[-1]
+
+    result = store.transact(once)
+    return made[-1], result
+
+
+@mutant(simulated_transaction, "see_through", "only_holder_never_conflicts", (B, 1, "drop"))
+def a_transaction_without_an_answer_counts_as_committed(see_through: Any) -> Any:
+    def optimist(store: Any, sources: Any, work: Any, **times: Any) -> Any:
+        made: list[Any] = []
+        try:
+            return work_once(store, work, made)
+        except StoreUnavailable:
+            return made[-1], AppendResult(Outcome.APPENDED, made[-1].expected + 1)
+
+    return optimist
+
+
+@mutant(simulation.Simulation, "commit", "transactions_act_exactly_once", (B, 0, ""))
+def what_a_transaction_wrote_is_lost_beside_its_event(commit: Any) -> Any:
+    return lambda self, deed, rows: commit(self, deed, [])
 
 
 # The inbox

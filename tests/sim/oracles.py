@@ -16,7 +16,7 @@ from typing import Any
 from refold.journal.envelope import Event
 from refold.replay.fuzz_checks import meaning
 from refold.replay.simulation import LATENCY_US
-from sim.history import ALTERING, ENDS, HELD, MEMORY, ROBBERY, History, is_outcome, tell
+from sim.history import ALTERING, ENDS, HELD, MEMORY, ROBBERY, TRANSACTIONAL, History, is_outcome, tell
 from sim.replay_oracles import conversation_is_valid, log_replays
 
 _verified: set[bytes] = set()
@@ -169,6 +169,23 @@ def unsafe_tools_act_once(history: History) -> Iterator[str]:
     for call, times in acted.items():
         if times > 1:
             yield f"unsafe call {call} acted {times} times"
+
+
+def transactions_act_exactly_once(history: History) -> Iterator[str]:
+    """10. What transactional tools wrote is what the log says that they did: each once, in that order."""
+    rows = [row for thread, row in history.world.rows if thread == history.lane.name]
+    started = {
+        body["call"]: body["args"]
+        for body in history.bodies
+        if body["kind"] == "tool_started" and body["tool"] in TRANSACTIONAL
+    }
+    recorded = [
+        started[body["call"]]
+        for body in history.bodies
+        if body["kind"] == "tool_returned" and body["call"] in started
+    ]
+    if rows != recorded:
+        yield f"committed were {rows}, recorded {recorded}"
 
 
 def repeats_carry_one_key(history: History) -> Iterator[str]:
@@ -431,6 +448,7 @@ ORACLES = (
     no_effect_before_its_start,
     no_effect_without_its_cause,
     unsafe_tools_act_once,
+    transactions_act_exactly_once,
     repeats_carry_one_key,
     held_calls_wait_for_a_yes,
     results_tell_the_truth,

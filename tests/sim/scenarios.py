@@ -46,6 +46,10 @@ class SimTool(Struct, frozen=True, eq=False, kw_only=True):
     async def call(self, args: Mapping[str, Any], context: Any) -> Any:
         return self.act(**args)
 
+    def call_now(self, args: Mapping[str, Any], context: Any) -> Any:
+        context.connection.write(args)
+        return self.act(**args)
+
     async def reconcile(self, args: Mapping[str, Any], context: Any) -> Any:
         assert self.look_up is not None
         return self.look_up(context, **args)
@@ -358,7 +362,23 @@ TURNS = Scenario(
     reply=go,
 )
 
-STEADY = (ERRAND, AGENT, DOUBTS, WAITS, STUBBORN, TURNS)
+# Transactional tools: what they write is committed with their result
+
+
+enter = idempotent("enter", lambda amount: {"entered": amount}, transactional=True)
+
+
+@program
+async def books(run: Run, value: Any) -> Any:
+    entered = await run.gather(
+        tried(run, enter, amount=1), tried(run, look, key="a"), tried(run, enter, amount=2)
+    )
+    return [*entered, await tried(run, pay, amount=3)]
+
+
+BOOKS = Scenario(name="books", program=books, reply=go)
+
+STEADY = (ERRAND, AGENT, DOUBTS, WAITS, STUBBORN, TURNS, BOOKS)
 """Scenarios whose runs mean the same whatever the order of what is done side by side."""
 STEADY_NAMES = frozenset(scenario.name for scenario in STEADY)
 ENDS_IN_FAILURE = frozenset({"stubborn"})

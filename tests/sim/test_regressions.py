@@ -30,6 +30,9 @@ HISTORIES = [
     # The clock of whoever took over was behind: the hold on a robbed worker's call was measured by event times,
     # which are never behind, and was over at once; both workers acted.
     ("DOUBTS", {"w1.tool 1.4.1": "rival", "w2.clock": "behind"}),
+    # A transactional tool that was run again when nothing else was on its way acted before its start was durable,
+    # and its result came before the start in the log: nobody could take the run up any more.
+    ("BOOKS", {"w1.commit 1.1.1": "rival"}),
 ]
 
 
