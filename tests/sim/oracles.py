@@ -413,7 +413,7 @@ def outcome_is_that_of_the_quiet_run(history: History) -> Iterator[str]:
     quiet = history.quiet
     if quiet is None or history.kinds & ALTERING or history.unpromised:
         return
-    if any(b["kind"] == "tool_failed" and b["error"]["type"] == "TimeoutError" for b in history.bodies):
+    if any((b.get("error") or {}).get("type") == "TimeoutError" for b in history.bodies):
         return
     told = meaning_of_runs(history.bodies)
     if told != quiet:

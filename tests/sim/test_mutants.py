@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
+from itertools import combinations
 
 import pytest
 from fuzz_report import record
 from refold.replay.odometer import Placed
 from refold.replay.simulation import CACHE_FAULTS
 from sim.explore import exhaust, is_of_cache, play, quiet_run
-from sim.mutants import MUTANTS, Mutant
+from sim.mutants import MUTANTS, Hunt, Mutant
 from sim.scenarios import ALL
 
 CACHE = {fault for kind in CACHE_FAULTS.values() for fault in kind}
@@ -21,23 +23,31 @@ def quiet_runs_come_from_the_sound_engine():
         quiet_run(scenario)
 
 
-def caught(mutant: Mutant) -> tuple[set[str], int]:
-    """Promises found broken by the first hunt that finds any, and how many histories it took."""
+def hunt(where: Hunt, wanted: frozenset[str]) -> tuple[set[str], int]:
+    """Promises found broken at one place where mutants are looked for, and how many histories it took."""
+    scenario, faults, *kinds = where
+    if isinstance(faults, dict):
+        _, broken = play(scenario, Placed(faults), cached=any(map(is_of_cache, faults)))
+        return {promise for promise, _ in broken}, 1
+    only = kinds[0].split()
+    tally = exhaust(scenario, faults, only=only, wanted=wanted, stop_at=1, cached=bool(CACHE & set(only)))
+    broken = tally.found[-1].broken if tally.found else []
+    return {promise for promise, _ in broken}, tally.histories
+
+
+def caught(*mutants: Mutant) -> tuple[set[str], int]:
+    """Promises found broken by the first hunt that finds one that these mutants break, and the histories it took."""
+    wanted = frozenset().union(*(mutant.caught_by for mutant in mutants))
     histories = 0
     seen: set[str] = set()
-    with mutant.at_large():
-        for scenario, where, *kinds in mutant.hunts:
-            if isinstance(where, dict):
-                _, broken = play(scenario, Placed(where), cached=any(map(is_of_cache, where)))
-                histories += 1
-            else:
-                only = kinds[0].split()
-                cached = bool(CACHE & set(only))
-                tally = exhaust(scenario, where, only=only, wanted=mutant.caught_by, stop_at=1, cached=cached)
-                histories += tally.histories
-                broken = tally.found[-1].broken if tally.found else []
-            seen |= {promise for promise, _ in broken}
-            if seen & mutant.caught_by:
+    with ExitStack() as stack:
+        for mutant in mutants:
+            stack.enter_context(mutant.at_large())
+        for where in (where for mutant in mutants for where in mutant.hunts):
+            broken, played = hunt(where, wanted)
+            seen |= broken
+            histories += played
+            if seen & wanted:
                 break
     return seen, histories
 
@@ -58,3 +68,33 @@ def test_a_missing_guard_is_noticed(mutant):
     )
 
     assert by, f"{histories} histories have not noticed that {mutant.name}; noticed instead: {sorted(seen)}"
+
+
+def test_two_missing_guards_do_not_hide_each_other(long, capsys):
+    """Every pair (`make fuzz`), or every fortieth: some promise that one of the two breaks is still found broken."""
+    pairs = list(combinations(MUTANTS, 2))[:: 1 if long else 40]
+    begun = time.process_time()
+    histories = 0
+    caught_by: dict[str, list[str]] = {}
+    missed: list[str] = []
+    for first, second in pairs:
+        seen, played = caught(first, second)
+        histories += played
+        name = f"{first.name} + {second.name}"
+        if by := sorted(seen & (first.caught_by | second.caught_by)):
+            caught_by[name] = by
+        else:
+            missed.append(f"{name}; noticed instead: {sorted(seen)}")
+    record(
+        "sim",
+        "pairs of mutants",
+        histories=histories,
+        seconds=time.process_time() - begun,
+        mutants_caught=caught_by,
+        mutants_missed=missed,
+        caught_by=caught_by,
+    )
+    with capsys.disabled():
+        print(f"\npairs of mutants: {len(pairs)}, {len(missed)} missed, {histories} histories")
+
+    assert not missed
