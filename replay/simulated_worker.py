@@ -254,6 +254,10 @@ class Worker(Process):
 
     def transact(self, call: Call, attempt: int) -> None:
         """Begin a transactional tool."""
+        if not self.owner.scenario.transactions:
+            raise NotImplementedError(
+                f"{call.id}: this simulated store has no tables of other people's to lend"
+            )
         assert self._effects is not None
         self._effects.transact(call, attempt)
 

@@ -244,6 +244,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
         turn: What is sent, once, by the faults of `TURNS`; None: these do not strike.
         models: Answers model calls; deterministic, never awaiting anything of an event loop.
         reply: What people answer to a call that waits for a signal or an approval; None for nothing.
+        transactions: Whether transactional tools can run: what they are given as a connection takes `write(row)`.
         patient: Whether people leave calls in doubt alone until the run is parked for them.
         latency_us: Overrides of `LATENCY_US`, by kind or by name of a tool or step, microseconds.
         faults: Which faults are tried; all that apply by default.
@@ -261,6 +262,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
     turn: Any = None
     models: ModelClient | None = None
     reply: Callable[[OpenCall], Content | None] = lambda call: None
+    transactions: bool = False
     patient: bool = False
     latency_us: Mapping[str, int] = {}
     faults: frozenset[str] | None = None

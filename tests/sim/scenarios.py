@@ -376,7 +376,7 @@ async def books(run: Run, value: Any) -> Any:
     return [*entered, await tried(run, pay, amount=3)]
 
 
-BOOKS = Scenario(name="books", program=books, reply=go)
+BOOKS = Scenario(name="books", program=books, reply=go, transactions=True)
 
 STEADY = (ERRAND, AGENT, DOUBTS, WAITS, STUBBORN, TURNS, BOOKS)
 """Scenarios whose runs mean the same whatever the order of what is done side by side."""
