@@ -11,6 +11,7 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
@@ -603,43 +604,74 @@ def cancel(settings: Settings, thread: str, reason: str, by: str) -> None:
 # Files
 
 
-@command("export order-17 --to order-17.jsonl", "export order-17 order-18 --to threads.jsonl.gz")
-@click.argument("threads", nargs=-1, required=True)
-@click.option("--to", "path", required=True, metavar="FILE", help="Compressed if its name ends in .gz.")
-def export(settings: Settings, threads: Sequence[str], path: str) -> None:
-    """Write THREADS to a file, byte for byte; see docs/export-format.md. The same threads give the same file."""
-    from .journal.export import export_file
+@command(
+    "export order-17 --to order-17.jsonl",
+    "export order-17 order-18 --to threads.jsonl.gz",
+    "export --all --to backup/",
+)
+@click.argument("threads", nargs=-1)
+@click.option("--all", "every", is_flag=True, help="Every thread of the journal, oldest first.")
+@click.option(
+    "--to",
+    "path",
+    required=True,
+    metavar="FILE|FOLDER/",
+    help="Compressed if its name ends in .gz; a folder gets a file for each thread.",
+)
+def export(settings: Settings, threads: Sequence[str], every: bool, path: str) -> None:
+    """
+    Write THREADS to a file, byte for byte; see docs/export-format.md. The same threads give the same file.
 
+    To a folder (it is there, or its name ends in "/") each thread is written to a file of its own; one that does not
+    hold together is told of, with exit code 1, and the others are written.
+    """
+    from .journal.export import all_threads, export_file, export_folder
+
+    if every == bool(threads):
+        raise UsageError("say which threads to export, or --all")
+    into = export_folder if path.endswith("/") or Path(path).is_dir() else export_file
+    sound = True
     with settings.journal() as journal:
-        exported = export_file(journal, threads, path)
-    for each in exported:
-        if settings.json:
-            put_json(each)
-        else:
-            put_lines([f"{visible(each.thread)}: {each.events} events, head hash {each.head_hash[:16]}"])
+        named = [info.thread for info in all_threads(journal)][::-1] if every else dict.fromkeys(threads)
+        if not named:
+            raise UsageError("there are no threads yet; nothing was written")
+        for each in into(journal, named, path):
+            sound = sound and not each.fault
+            if settings.json:
+                put_json(each)
+            elif each.fault:
+                note(each.fault)
+            else:
+                put_lines([f"{visible(each.thread)}: {each.events} events, head hash {each.head_hash[:16]}"])
+    if not sound:
+        click.get_current_context().exit(1)
 
 
-@command("import order-17.jsonl", "import order-17.jsonl --as copy-of-17", "import order-17.jsonl --adopt")
-@click.argument("file")
-@click.option("--as", "name", metavar="NEW", help="Keep the thread under this id, in a file of one thread.")
+@command(
+    "import order-17.jsonl",
+    "import order-17.jsonl --as copy-of-17",
+    "import order-17.jsonl --adopt",
+    "import backup/",
+)
+@click.argument("files", nargs=-1, required=True)
+@click.option("--as", "name", metavar="NEW", help="Keep the thread under this id, if there is one only.")
 @click.option("--adopt", is_flag=True, help="Let it be resumed here: it must not go on where it came from.")
-def import_(settings: Settings, file: str, name: str | None, adopt: bool) -> None:
+def import_(settings: Settings, files: Sequence[str], name: str | None, adopt: bool) -> None:
     """
-    Take the threads of an exported FILE in, with their ids and hashes. Importing again adds only what is new.
+    Take the threads of exported FILES, or folders of them, in, with their ids and hashes.
 
-    The whole file is checked first. An imported thread is sealed: it can be shown, replayed and forked, and resumed
-    once it is adopted. Only the owner of the database schema can import.
+    All files are checked first; importing again adds only what is new. An imported thread is sealed: it can be shown,
+    replayed and forked, and resumed once it is adopted. Only the owner of the database schema can import.
     """
-    from .journal.export import import_file
+    from .journal.export import import_files
 
     with settings.journal() as journal:
-        imported = import_file(journal, file, name=name, adopt=adopt)
-    for each in imported:
-        if settings.json:
-            put_json(each)
-        else:
-            standing = "sealed" if each.sealed else "open"
-            put_lines([f"{visible(each.thread)}: {each.added} of {each.events} events added, {standing}"])
+        for each in import_files(journal, files, name=name, adopt=adopt):
+            if settings.json:
+                put_json(each)
+            else:
+                standing = "sealed" if each.sealed else "open"
+                put_lines([f"{visible(each.thread)}: {each.added} of {each.events} events added, {standing}"])
 
 
 @command("verify order-17", "verify --all", "verify threads.jsonl.gz")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
+from urllib.parse import quote
 
 from msgspec import Struct
 
@@ -15,19 +18,22 @@ from .envelope import BATCH_BYTES_MAX, GENESIS, Event
 from .errors import Corrupt, ThreadNotFound, ThreadsDiffer, UsageError
 from .journal import Journal
 from .packed import is_sealed, packing
-from .store import Admission, Admitted, ThreadState
+from .store import Admission, Admitted, ThreadInfo, ThreadState
 from .thread_file import FORMAT, FiledThread, Header, read_threads, write_thread
 
 PAGE = 100
+THREADS_PAGE = 500
 BATCH_EVENTS = 500
+NAME_BYTES_MAX = 200
 
 
 class Exported(Struct, frozen=True):
-    """A thread that was written to a file."""
+    """A thread that was written to a file; or one that does not hold together and was left out, with its `fault`."""
 
     thread: str
     events: int
     head_hash: str
+    fault: str = ""
 
 
 class Imported(Struct, frozen=True):
@@ -86,6 +92,60 @@ def export_file(journal: Journal, threads: Iterable[str], path: str | os.PathLik
     return exported
 
 
+def export_folder(
+    journal: Journal, threads: Iterable[str], folder: str | os.PathLike[str]
+) -> Iterator[Exported]:
+    """
+    Write threads to a folder, each to a file of its own; `file_name` names it, and what it held before is replaced.
+
+    A thread that does not hold together is told of, and the rest goes on.
+
+    Raises:
+        ThreadNotFound: As for `export_thread`.
+        UsageError: The folder or a file cannot be written.
+    """
+    place = Path(folder)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"cannot make the folder {os.fspath(folder)!r}: {error.strerror or error}"
+        ) from error
+    # Some file systems take two names that differ in case for one.
+    taken: set[str] = set()
+    for thread in threads:
+        name = file_name(thread)
+        if name.lower() in taken:
+            name = file_name(thread, distinct=True)
+        taken.add(name.lower())
+        try:
+            yield from export_file(journal, [thread], place / name)
+        except Corrupt as error:
+            yield Exported(thread, 0, "", str(error))
+
+
+def file_name(thread: str, *, distinct: bool = False) -> str:
+    """
+    A name for a thread's file that every file system takes: letters, digits, `_.~-`, everything else as `%XX`.
+
+    Args:
+        thread: Thread id.
+        distinct: With a part of the id's digest, as very long names have it in any case.
+    """
+    name = re.sub("^[-.]", lambda match: f"%{ord(match.group()):02X}", quote(thread, safe=""))
+    if distinct or len(name) > NAME_BYTES_MAX:
+        name = f"{name[:NAME_BYTES_MAX]}-{hashlib.sha256(thread.encode()).hexdigest()[:12]}"
+    return f"{name}.jsonl"
+
+
+def all_threads(journal: Journal) -> Iterator[ThreadInfo]:
+    """The rows of all threads, newest first, read as they are taken."""
+    after: tuple[int, str] | None = None
+    while page := journal.threads(after=after, limit=THREADS_PAGE):
+        yield from page
+        after = (page[-1].created_at, page[-1].thread)
+
+
 def _export_all(
     journal: Journal, threads: Iterable[str], plain: BinaryIO, *, compress: bool
 ) -> list[Exported]:
@@ -130,31 +190,53 @@ def read_file(
 def import_file(
     journal: Journal, path: str | os.PathLike[str], *, name: str | None = None, adopt: bool = False
 ) -> list[Imported]:
-    """
-    Take the threads of a file into the journal, with their ids, hashes and times; sealed unless *adopt*.
+    """`import_files` of one file."""
+    return list(import_files(journal, [path], name=name, adopt=adopt))
 
-    The whole file is checked before anything is written. Importing a file again changes nothing; one that holds
-    more of a thread adds what is new.
+
+def import_files(
+    journal: Journal,
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    name: str | None = None,
+    adopt: bool = False,
+) -> Iterator[Imported]:
+    """
+    Take the threads of files into the journal, with their ids, hashes and times; sealed unless *adopt*.
+
+    All files are checked before anything is written. Importing a file again changes nothing; one that holds more of
+    a thread adds what is new.
 
     Args:
         journal: Where to.
-        path: A file written by `export_file`; decompressed if its name ends in `.gz`.
-        name: Keep the thread under another id, in files of one thread.
+        paths: Files written by `export_file`, decompressed if their names end in `.gz`, or folders of such files.
+        name: Keep the thread under another id, if there is one only.
         adopt: Let the threads be resumed here: they must not go on where they came from.
 
     Raises:
-        Corrupt: The file is not what was written.
+        Corrupt: A file is not what was written.
         ThreadsDiffer: A thread of that id is here and is another, or has gone on in its own way.
-        UsageError: The file cannot be read, is no export, or *name* is given for several threads.
+        UsageError: A file cannot be read, is no export, or *name* is given for several threads.
         StoreRefused: Only the owner of the schema may import.
     """
-    count = sum(1 for _ in read_file(path))
+    files = [file for path in paths for file in _files(path)]
+    count = sum(1 for file in files for _ in read_file(file))
     if name is not None and count > 1:
-        raise UsageError(f"{os.fspath(path)!r} holds {count} threads; another name can be given to one only")
-    return [
-        _Taking(journal, path, filed, name or filed.header.thread).take(adopt=adopt)
-        for filed in read_file(path)
-    ]
+        where = f"{os.fspath(files[0])!r} holds" if len(files) == 1 else f"{len(files)} files hold"
+        raise UsageError(f"{where} {count} threads; another name can be given to one only")
+    for file in files:
+        for filed in read_file(file):
+            yield _Taking(journal, file, filed, name or filed.header.thread).take(adopt=adopt)
+
+
+def _files(path: str | os.PathLike[str]) -> list[str | os.PathLike[str]]:
+    place = Path(path)
+    if not place.is_dir():
+        return [path]
+    found = sorted(each for each in place.iterdir() if each.name.endswith((".jsonl", ".jsonl.gz")))
+    if not found:
+        raise UsageError(f"folder {os.fspath(path)!r} holds no exported file (.jsonl or .jsonl.gz)")
+    return [*found]
 
 
 class _Taking:

@@ -9,14 +9,12 @@ from msgspec import Struct
 
 from .envelope import GENESIS, Event, chain
 from .errors import Corrupt
-from .export import read_events, read_file
+from .export import all_threads, read_events, read_file
 from .journal import Journal
 from .store import ThreadInfo
 
 Look = Callable[[Event], str | None]
 """A further check of each event in order; says what is wrong with it."""
-
-THREADS_PAGE = 200
 
 
 class Verified(Struct, frozen=True, kw_only=True):
@@ -107,11 +105,8 @@ def verify_thread(journal: Journal, thread: str, *, look: Look | None = None) ->
 
 def verify_all(journal: Journal, *, new_look: Callable[[str], Look] | None = None) -> Iterator[Verified]:
     """Check every thread of a journal, newest first; *new_look* makes the further check of each."""
-    after: tuple[int, str] | None = None
-    while page := journal.threads(after=after, limit=THREADS_PAGE):
-        for info in page:
-            yield _verify(journal, info, new_look(info.thread) if new_look else None)
-        after = (page[-1].created_at, page[-1].thread)
+    for info in all_threads(journal):
+        yield _verify(journal, info, new_look(info.thread) if new_look else None)
 
 
 def verify_file(path: Any, *, new_look: Callable[[str], Look] | None = None) -> Iterator[Verified]:

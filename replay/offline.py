@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from ..journal.envelope import Event
 from ..journal.errors import Corrupt, RefoldError, UsageError
-from ..journal.export import read_events, read_file
+from ..journal.export import all_threads, read_events, read_file
 from ..journal.journal import Journal
 from .errors import ForeignAwait, UnknownEvent
 from .program import Program
@@ -71,10 +71,7 @@ def sources_of_file(path: str | os.PathLike[str]) -> Iterator[Source]:
 
 def sources_of_journal(journal: Journal) -> Iterator[Source]:
     """Every thread of a journal, newest first."""
-    after: tuple[int, str] | None = None
-    while page := journal.threads(after=after, limit=500):
-        yield from (Source(info.thread) for info in page)
-        after = (page[-1].created_at, page[-1].thread)
+    return (Source(info.thread) for info in all_threads(journal))
 
 
 def replay_sources(

@@ -145,6 +145,8 @@ def test_the_state_of_two_moments_is_compared(recorded: Refold) -> None:
         ("diff a b --at 3", "say a second thread"),
         ("diff a --at 99", "seq 1 to 50"),
         ("export nope --to x.jsonl", "no thread"),
+        ("export --to x.jsonl", "say which threads"),
+        ("export a --all --to x.jsonl", "say which threads"),
         ("replay a --agent recorded_agents:agent --stand-in note=1", "go with --live"),
         ("replay a --agent recorded_agents:agent --live --cost nan", "dollars from 0 on"),
         ("replay a b --agent recorded_agents:agent --live", "--live takes one thread"),
@@ -203,3 +205,23 @@ def test_what_if_takes_programs_and_what_stands_in_for_their_tools(
     done = documents(refold(*trial, "--allow", "ask_price", "--stand-in", stand_in))[0]
     assert (done["after"]["output"], done["refused"]) == (output, [])
     assert (tmp_path / "effects").read_text() == "asked 17\n"
+
+
+def test_a_whole_journal_leaves_and_comes_back(recorded: Refold, empty_pg_dsn: str, tmp_path: Path) -> None:
+    one = recorded("export", "--all", "--to", "all.jsonl.gz", "--json")
+    assert [each["thread"] for each in documents(one)] == ["a", "b"]
+    assert recorded("export", "--all", "--to", "backup/").exit_code == 0
+    assert sorted(each.name for each in (tmp_path / "backup").iterdir()) == ["a.jsonl", "b.jsonl"]
+    elsewhere = ("--dsn", empty_pg_dsn)
+    nothing = recorded("export", "--all", "--to", "none.jsonl", *elsewhere)
+    assert (nothing.exit_code, "no threads yet" in nothing.stderr) == (2, True)
+
+    taken = recorded("import", "backup", "all.jsonl.gz", *elsewhere)
+
+    assert taken.stdout.splitlines() == [
+        "a: 50 of 50 events added, sealed",
+        "b: 50 of 50 events added, sealed",
+        "a: 0 of 50 events added, sealed",
+        "b: 0 of 50 events added, sealed",
+    ]
+    assert recorded("verify", "--all", *elsewhere).exit_code == 0

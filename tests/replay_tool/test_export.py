@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
+import threading
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -318,3 +320,104 @@ def test_memory_stays_flat_however_long_the_thread(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert count == 20_000
     assert peak < 2_000_000
+
+
+ODD_NAMES = [
+    "a",
+    "A",
+    "..",
+    ".hidden",
+    "-rf",
+    'a/b\\c:d*?"<>|',
+    "line\nand\ttab\x1b[2J",
+    "ü" * 100,
+    "ü" * 99 + "v",
+    "COM1 %41",
+    "\u202eevil",
+]
+
+
+def test_each_thread_gets_a_file_of_its_own_whatever_its_name(
+    memory: Journal, journal: Journal, tmp_path: Path
+) -> None:
+    for name in ODD_NAMES:
+        Pen(memory.store, name).write(event())
+    folder = tmp_path / "new" / "backup"
+
+    out = list(export.export_folder(memory, ODD_NAMES, folder))
+
+    files = sorted(each.name for each in folder.iterdir())
+    assert len({each.lower() for each in files}) == len(ODD_NAMES)
+    assert all(re.fullmatch(r"[A-Za-z0-9_~%][A-Za-z0-9_.~%-]*\.jsonl", each) for each in files), files
+    assert max(map(len, files)) < 240
+    taken = list(export.import_files(journal, [folder]))
+    assert sorted(each.thread for each in taken) == sorted(ODD_NAMES)
+    assert {each.thread: each.head_hash for each in out} == {
+        info.thread: info.head_hash.hex() for info in export.all_threads(journal)
+    }
+    assert list(export.export_folder(memory, ODD_NAMES, folder)) == out
+    assert sorted(each.name for each in folder.iterdir()) == files
+
+
+def test_a_folder_gets_the_threads_that_hold_together_and_names_the_others(tmp_path: Path) -> None:
+    store = MemoryStore()
+    for name in ("a", "broken", "c"):
+        Pen(store, name).write(event(), event())
+    rows = store._threads["broken"].events
+    rows[1] = structs.replace(rows[1], body=b"[]")
+    with Journal(store) as journal:
+        out = list(export.export_folder(journal, ["a", "broken", "c"], tmp_path))
+    assert [(each.thread, bool(each.fault)) for each in out] == [("a", False), ("broken", True), ("c", False)]
+    assert "corrupt at seq 2" in out[1].fault
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl", "c.jsonl"]
+
+
+def test_all_files_are_checked_before_the_first_is_taken(
+    memory: Journal, journal: Journal, tmp_path: Path
+) -> None:
+    for name in ("a", "b"):
+        Pen(memory.store, name).write(event())
+        export.export_file(memory, [name], tmp_path / f"{name}.jsonl")
+    whole = (tmp_path / "b.jsonl").read_bytes()
+    (tmp_path / "b.jsonl").write_bytes(whole[:-1])
+
+    with pytest.raises(Corrupt):
+        list(export.import_files(journal, [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]))
+    assert journal.threads() == []
+    (tmp_path / "b.jsonl").write_bytes(whole)
+    with pytest.raises(UsageError, match="2 files hold 2 threads"):
+        list(export.import_files(journal, [tmp_path], name="c"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="holds no exported file"):
+        list(export.import_files(journal, [tmp_path / "empty"]))
+    assert [each.added for each in export.import_files(journal, [tmp_path])] == [1, 1]
+
+
+def test_two_imports_of_one_file_at_once_add_each_event_once(
+    memory: Journal, journal: Journal, tmp_path: Path
+) -> None:
+    """Either may be the one that adds a batch; neither fails, and nothing is there twice."""
+    pen = Pen(memory.store, "t")
+    for _ in range(4):
+        pen.write(*(event() for _ in range(400)))
+    export.export_file(memory, ["t"], tmp_path / "t.jsonl.gz")
+    found: list[Any] = []
+    start = threading.Barrier(3)
+
+    def work() -> None:
+        start.wait(30)
+        try:
+            found.extend(export.import_file(journal, tmp_path / "t.jsonl.gz"))
+        except Exception as error:  # noqa: BLE001 - looked at below
+            found.append(error)
+
+    workers = [threading.Thread(target=work) for _ in range(3)]
+    for each in workers:
+        each.start()
+    for each in workers:
+        each.join(60)
+
+    assert [(type(each).__name__, each.events) for each in found] == [("Imported", 1600)] * 3, found
+    events = read_all(journal, "t")
+    assert [each.seq for each in events] == list(range(1, 1601))
+    assert journal.info("t").head_hash == memory.info("t").head_hash
