@@ -8,6 +8,7 @@ import getpass
 import inspect
 import itertools
 import shutil
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,6 +38,8 @@ EVENTS_SHOWN = 200
 THREADS_SHOWN = 50
 THREADS_FOLLOWED = 1000
 COST_MAX = 1e9
+SIGNALLED = 128
+"""What shells add to the number of the signal that ended a command."""
 
 
 class Shown(Protocol):
@@ -76,6 +79,9 @@ class Commands(click.Group):
             caught, text = error, visible(str(error), lines=isinstance(error, Divergence))
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
+        except KeyboardInterrupt:
+            note("interrupted")
+            raise click.exceptions.Exit(SIGNALLED + signal.SIGINT) from None
         except Exception as error:  # noqa: BLE001 - a person reads one line, whatever it is
             caught, text = (
                 error,
@@ -146,7 +152,7 @@ def cli() -> None:
     Runs agents on a journal: every model response, tool start and result is an event in Postgres.
 
     Exit codes: 0 fine, 1 found something (a divergence, a corrupt log, a failed run), 2 wrong use,
-    3 store unavailable.
+    3 store unavailable, 130 and 143 left unfinished on Ctrl-C and SIGTERM.
 
     \b
     Example:
@@ -222,7 +228,8 @@ def run(settings: Settings, agent: str, value: str, thread: str, no_wait: bool, 
     Run AGENT (module:attribute) on INPUT, or go on with the run that this very command began.
 
     Simply give the command again after a crash: nothing recorded is asked for or done again. INPUT "-" reads
-    stdin. Ctrl-C and SIGTERM leave in good order.
+    stdin. Ctrl-C and SIGTERM leave in good order: nothing new begins, running tools get some seconds to come to their
+    end, and what is left is told. A second one leaves at once.
     """
     text = sys.stdin.read() if value == "-" else value
     perform(settings, agent, thread, lambda runner: runner.run(text, wait=not no_wait, **options))
@@ -811,15 +818,16 @@ def perform(settings: Settings, agent: str, thread: str, go: Callable[[Any], Any
     # What tools print must not come between our own output.
     try:
         with contextlib.redirect_stdout(sys.stderr), settings.journal() as journal:
-            result = serve(runnable, journal, thread, go, None if settings.json else tell)
+            served = serve(runnable, journal, thread, go, None if settings.json else tell)
     except RunFailed as error:
         if settings.json:
             put_json(
                 {"thread": thread, "status": "failed", "error_type": error.error_type, "error": str(error)}
             )
         raise
+    result = served.result
     if result is None:
-        note("left; nothing was under way")
+        note(f"left before anything was begun on thread {quoted(thread)}")
     elif settings.json:
         put_json(overview.result_record(result))
     else:
@@ -827,6 +835,8 @@ def perform(settings: Settings, agent: str, thread: str, go: Callable[[Any], Any
             note(told)
         if result.status == "finished":
             click.echo(overview.output_text(result.output))
+    if served.asked is not None and (result is None or result.status not in ("finished", "cancelled")):
+        click.get_current_context().exit(SIGNALLED + served.asked)
 
 
 def give(settings: Settings, answer: Callable[[Journal], Given]) -> None:

@@ -110,7 +110,10 @@ def result_lines(result: RunResult) -> Iterator[str]:
         f"({used.responses} responses, {_tokens(used)})"
     )
     for call in result.pending:
-        yield f"  {call_line(call)}"
+        cut_off = ": had not come to its end when it was left" if call.status == "started" else ""
+        yield f"  {call_line(call)}{cut_off}"
+    if result.status in ("released", "running"):
+        yield "  the same command goes on with it, and so does 'refold resume'"
 
 
 def output_text(value: Any) -> str:

@@ -6,11 +6,16 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, cast
 
+from msgspec import Struct, structs
+
+from ..journal.errors import ThreadNotFound
 from ..journal.journal import Journal
 from ..replay import events as ev
-from ..replay.runner import Runner, RunResult
+from ..replay.ending import Status
+from ..replay.runner import Runner, RunResult, read_all
+from ..replay.status import fold
 from .loading import Runnable, runner_of
 
 GRACE_S = 10.0
@@ -18,6 +23,19 @@ _AFTER_GRACE_S = 5.0
 
 
 Go = Callable[[Runner], Coroutine[Any, Any, RunResult]]
+
+
+class Served(Struct, frozen=True):
+    """
+    What came of running in this process.
+
+    Args:
+        result: Where the run stands; None if the process was asked to leave before there was one.
+        asked: The signal that asked it to leave, if one did.
+    """
+
+    result: RunResult | None
+    asked: signal.Signals | None = None
 
 
 class _Watch:
@@ -39,7 +57,7 @@ def serve(
     thread: str,
     go: Go,
     tell: Callable[[int, ev.EventBody], None] | None = None,
-) -> RunResult | None:
+) -> Served:
     """
     Run an agent or program on a thread; on SIGTERM and Ctrl-C it leaves in good order, on a second one at once.
 
@@ -50,34 +68,54 @@ def serve(
         go: From a runner, the coroutine of its `run` or `resume`.
         tell: Told of each event (seq, body) as it is made.
 
-    Returns:
-        None if the process was asked to leave while nothing was under way.
+    Raises:
+        RefoldError: As `run` and `resume` do; and when the journal cannot say what was left.
     """
     watch = _Watch(tell)
-    return asyncio.run(_serve(runner_of(runnable, journal, thread, observe=watch), go, watch))
+    served = asyncio.run(_serve(runner_of(runnable, journal, thread, observe=watch), go, watch))
+    return served if served.result is not None else structs.replace(served, result=_left(journal, thread))
 
 
-async def _serve(runner: Runner, go: Go, watch: _Watch) -> RunResult | None:
+async def _serve(runner: Runner, go: Go, watch: _Watch) -> Served:
     loop = asyncio.get_running_loop()
     task = loop.create_task(go(runner))
-    asked = 0
+    asked: list[signal.Signals] = []
 
-    def leave(name: str) -> None:
-        nonlocal asked
-        asked += 1
-        runner.stop(name, grace_s=GRACE_S)
+    def leave(number: signal.Signals) -> None:
+        asked.append(number)
         # A run that only waits for the outside holds nothing that would have to be given back.
-        if asked > 1 or watch.resting:
+        at_once = watch.resting or len(asked) > 1
+        runner.stop(number.name, grace_s=GRACE_S)
+        if at_once:
             task.cancel()
         else:
             loop.call_later(GRACE_S + _AFTER_GRACE_S, task.cancel)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):
-            loop.add_signal_handler(number, leave, number.name)
+            loop.add_signal_handler(number, leave, number)
     try:
-        return await task
+        return Served(await task, asked[0] if asked else None)
     except asyncio.CancelledError:
         if not asked:
             raise
+        return Served(None, asked[0])
+
+
+def _left(journal: Journal, thread: str) -> RunResult | None:
+    """How the log says that the run was left."""
+    try:
+        run = fold(thread, read_all(journal, thread), lenient=True).current
+    except ThreadNotFound:
         return None
+    if run is None:
+        return None
+    return RunResult(
+        status=cast("Status", run.status),
+        output=None,
+        pending=tuple(run.open.values()),
+        reason=run.reason,
+        usage=run.usage,
+        thread=thread,
+        run_id=run.run,
+    )

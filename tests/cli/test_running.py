@@ -86,9 +86,11 @@ def test_a_waiting_run_leaves_at_once_when_it_is_asked_to(
     waiting.send_signal(number)
     out, err = waiting.communicate(timeout=30)
 
-    assert waiting.returncode == 0, err
+    assert waiting.returncode == 128 + number, err
     assert out == ""
     assert "Traceback" not in err
+    assert "run r1 of thread t is " in err
+    assert "r1/1  waits for a signal" in err
     assert (journal.info("t").state, journal.info("t").holder) == ("waiting", None)
 
 
@@ -108,12 +110,55 @@ def test_a_run_records_what_its_tool_does_before_it_leaves(
     (tmp_path / "go").write_text("go")
     _, err = running.communicate(timeout=60)
 
-    assert running.returncode == 0, err
+    assert running.returncode == 128 + number, err
+    assert f"run r1 of thread t is released: {number.name}" in err
+    assert "had not come to its end" not in err
     assert journal.info("t").holder is None
     assert "tool_returned" in kinds(journal, "t")
     done = refold("resume", "t", "--agent", "bots:slow")
     assert done.stdout == "Done slowly.\n"
     assert kinds(journal, "t").count("tool_started") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_asked_twice_leaves_at_once_and_says_what_it_left(
+    process: Start, refold: Refold, journal: Journal, tmp_path: Path, number: signal.Signals
+) -> None:
+    """The tool cannot be stopped and is in doubt from now on: nobody must read that nothing was under way."""
+    os.mkfifo(tmp_path / "begun")
+    os.mkfifo(tmp_path / "go")
+    running = process("run", "bots:slow", "hi", "--thread", "t", "--json")
+    (tmp_path / "begun").read_text()
+    running.send_signal(number)
+    for _ in range(2000):
+        if kinds(journal, "t")[-1] == "run_released":
+            break
+    running.send_signal(number)
+    out, err = running.communicate(timeout=60)
+
+    assert running.returncode == 128 + number, err
+    left = json.loads(out)
+    assert (left["run"], left["status"], left["reason"]) == ("r1", "released", number.name)
+    assert [(each["call"], each["status"], each["name"]) for each in left["pending"]] == [
+        ("r1/2.1.1", "started", "wait_here")
+    ]
+    assert journal.info("t").holder is None
+    (later,) = documents(refold("resume", "t", "--agent", "bots:slow", "--json", "--no-wait"))
+    assert [each["status"] for each in later["pending"]] == ["in doubt"]
+
+
+def test_a_command_that_is_interrupted_has_found_nothing(process: Start, tmp_path: Path) -> None:
+    """Exit code 1 would say that a replay differs."""
+    for name in ("begun", "go"):
+        os.mkfifo(tmp_path / name)
+    module = "from pathlib import Path\nPath('begun').write_text('x')\nPath('go').read_text()\n"
+    (tmp_path / "endless.py").write_text(module)
+    replaying = process("replay", "t", "--agent", "endless:agent")
+    (tmp_path / "begun").read_text()
+    replaying.send_signal(signal.SIGINT)
+    _, err = replaying.communicate(timeout=60)
+
+    assert (replaying.returncode, err) == (130, "interrupted\n")
 
 
 def test_an_unfinished_run_with_another_input_is_refused_and_can_be_superseded(refold: Refold) -> None:
