@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from ..replay.attempt import contained
 from ..replay.errors import ToolError
 from ..replay.outcomes import ToolRaised
 from .workers import Workers
@@ -53,9 +54,12 @@ async def call(function: Callable[..., Any], kwargs: Mapping[str, Any], *, name:
     """
     current = asyncio.current_task()
     before = current.cancelling() if current is not None else 0
-    # A task of its own, so that a function that cancels "the current task" reaches only itself.
-    task = asyncio.create_task(_guarded(function, kwargs, name), name=f"refold tool {name}")
-    outcome = await task
+    # In a task of its own, so that a function that cancels "the current task" reaches only itself.
+    if contained.get():
+        contained.set(False)
+        outcome = await _guarded(function, kwargs, name)
+    else:
+        outcome = await asyncio.create_task(_guarded(function, kwargs, name), name=f"refold tool {name}")
     error = outcome.error
     if error is None:
         return outcome.value

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,10 +14,10 @@ from msgspec import Struct
 
 from ..journal import codec
 from ..journal.envelope import NewEvent
-from ..journal.errors import LeaseLost, MissingExtra, RefoldError, StoreError
+from ..journal.errors import LeaseLost, RefoldError, StoreError
 from ..journal.journal import Journal
 from ..journal.tenure import Tenure
-from .commands import Call, ModelCall, StepCall, ToolCall
+from .commands import Call, ModelCall, ToolCall
 from .door import checked_reply
 from .errors import ModelError, ToolError
 from .events import decode_bytes
@@ -130,28 +129,12 @@ class Effects:
         leaving: Callable[[], bool],
     ) -> None:
         self._journal = journal
-        self._sources = journal.sources
+        self.sources = journal.sources
         self._tenure = tenure
         self._world = world
         self._complete = complete
-        self._leaving = leaving
+        self.leaving = leaving
         self._deadlines: dict[str, float] = {}
-
-    async def perform(self, call: Call, attempt: int) -> None:
-        """Perform one call; ends by handing over its completion, unless it is cancelled."""
-        started_s = self._sources.monotonic_s()
-        timeout_s = self._timeout_of(call)
-        self._watch(call.path, started_s + timeout_s)
-        try:
-            if isinstance(call.command, ToolCall):
-                completion = await self._tool(call, call.command, attempt, started_s + timeout_s)
-            else:
-                await self._still_ours()
-                completion = await self._within(call, timeout_s)
-        finally:
-            self._watch(call.path, None)
-        latency_us = round((self._sources.monotonic_s() - started_s) * 1e6)
-        self._hand_over(call, attempt, completion, latency_us)
 
     async def transact(self, call: Call, attempt: int, event_of: EventOf) -> NewEvent | None:
         """
@@ -173,7 +156,7 @@ class Effects:
             nonlocal cancel
             gate.check()
             cancel = connection.cancel
-            context = self._context(call, attempt, tool.timeout_s, lambda: None, connection)
+            context = self.context(call, attempt, tool.timeout_s, lambda: None, connection)
             try:
                 value = tool.call_now(codec.decode(command.args), context)
             except StoreError as error:
@@ -182,8 +165,8 @@ class Effects:
             gate.enter()
             return event
 
-        started_s = self._sources.monotonic_s()
-        self._watch(call.path, started_s + tool.timeout_s)
+        started_s = self.sources.monotonic_s()
+        self.watch(call.path, started_s + tool.timeout_s)
         work = asyncio.ensure_future(asyncio.to_thread(self._tenure.transact, make))
         try:
             done, _ = await asyncio.wait({work}, timeout=tool.timeout_s)
@@ -196,20 +179,19 @@ class Effects:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it raised, its transaction was rolled back
             late = f"no result within {tool.timeout_s:g} s: " if gate.closed else ""
-            latency_us = round((self._sources.monotonic_s() - started_s) * 1e6)
-            self._hand_over(call, attempt, Completion(error=_nothing_happened(error, late)), latency_us)
+            self.hand_over(call, attempt, Completion(error=_nothing_happened(error, late)), started_s)
             return None
         finally:
-            self._watch(call.path, None)
+            self.watch(call.path, None)
 
     async def reconcile(self, call: Call, timeout_s: float) -> Reconciled:
         """Ask the tool's reconciler about a call in doubt."""
         command = call.command
         assert isinstance(command, ToolCall)
-        self._watch(call.path, self._sources.monotonic_s() + timeout_s)
+        self.watch(call.path, self.sources.monotonic_s() + timeout_s)
         try:
             await self._alone(call)
-            context = self._context(call, call.attempt, timeout_s, lambda: None)
+            context = self.context(call, call.attempt, timeout_s, lambda: None)
             async with asyncio.timeout(timeout_s):
                 verdict: Reconciled = await command.tool.reconcile(codec.decode(command.args), context)
                 return verdict
@@ -218,33 +200,18 @@ class Effects:
                 f"the reconciler of tool {command.tool.name!r} gave no answer within {timeout_s:g} s"
             )
         finally:
-            self._watch(call.path, None)
+            self.watch(call.path, None)
 
-    # Models and steps
+    # Attempts
 
-    async def _within(self, call: Call, timeout_s: float) -> Completion:
-        limit = asyncio.timeout(timeout_s)
-        try:
-            async with limit:
-                if isinstance(call.command, ModelCall):
-                    return Completion(value=await _contained(self._ask_model(call.id, call.command)))
-                assert isinstance(call.command, StepCall)
-                return Completion(value=await _contained(_run_step(call.command)))
-        except TimeoutError as error:
-            return Completion(
-                error=_overdue(call, timeout_s) if limit.expired() else error, timed_out=limit.expired()
-            )
-        except asyncio.CancelledError as error:
-            if _cancelled_from_outside():
-                raise
-            return Completion(error=error)
-        except MissingExtra:
-            # Not an outcome of the call: the run stops as it is and goes on when the part is installed.
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever it raises is its outcome
-            return Completion(error=error)
+    async def allowed(self, call: Call) -> None:
+        """Return when this worker may act for *call*; never, if it may not."""
+        if isinstance(call.command, ToolCall):
+            await self._alone(call)
+        await self._still_ours()
 
-    async def _ask_model(self, call_id: str, command: ModelCall) -> Any:
+    async def ask_model(self, call_id: str, command: ModelCall) -> Any:
+        """The model's reply, complete."""
         models = self._world.models
         if models is None:
             raise ModelError("this run was started without a model client", kind="bad_request")
@@ -256,46 +223,18 @@ class Effects:
             reply = await models.stream(request, partial(show, call_id))
         return checked_reply(reply, models)
 
-    # Tools
-
-    async def _tool(self, call: Call, command: ToolCall, attempt: int, deadline_s: float) -> Completion:
-        await self._alone(call)
-        await self._still_ours()
-        tool = command.tool
-        beat_s = self._sources.monotonic_s()
-
-        def beat() -> None:
-            nonlocal beat_s
-            beat_s = self._sources.monotonic_s()
-
-        left_s = deadline_s - beat_s
-        context = self._context(call, attempt, left_s, beat)
-        task = asyncio.ensure_future(tool.call(codec.decode(command.args), context))
-        try:
-            while not task.done():
-                now_s = self._sources.monotonic_s()
-                idle_s = tool.idle_timeout_s
-                until_s = deadline_s if idle_s is None else min(deadline_s, beat_s + idle_s)
-                if now_s >= until_s:
-                    what = "no heartbeat" if until_s < deadline_s else "no answer"
-                    return await self._overtime(call, attempt, task, what)
-                await asyncio.wait({task}, timeout=until_s - now_s)
-        except asyncio.CancelledError:
-            await self._let_go(call, attempt, task)
-            raise
-        return _completion_of(task)
-
-    async def _overtime(self, call: Call, attempt: int, task: asyncio.Task[Any], what: str) -> Completion:
+    async def overtime(self, call: Call, attempt: int, task: asyncio.Task[Any], what: str) -> Completion:
+        """Stop a tool that took too long, and say what it came to."""
         command = call.command
         assert isinstance(command, ToolCall)
         tool = command.tool
-        await self._let_go(call, attempt, task)
+        await self.let_go(call, attempt, task)
         if task.done() and not task.cancelled() and task.exception() is None:
             return _completion_of(task)
         limit_s = tool.idle_timeout_s if what == "no heartbeat" else tool.timeout_s
         return Completion(error=TimeoutError(f"{what} within {limit_s:g} s"), timed_out=True)
 
-    async def _let_go(self, call: Call, attempt: int, task: asyncio.Task[Any]) -> None:
+    async def let_go(self, call: Call, attempt: int, task: asyncio.Task[Any]) -> None:
         """Stop an async tool; leave a sync one running, and pass on what it comes to."""
         command = call.command
         assert isinstance(command, ToolCall)
@@ -370,41 +309,44 @@ class Effects:
         # This call must not run and its outcome must not be recorded: stay until cancelled.
         await asyncio.Event().wait()
 
-    def _context(
-        self, call: Call, attempt: int, deadline_s: float, beat: Callable[[], None], connection: Any = None
+    def context(
+        self, call: Call, attempt: int, left_s: float, beat: Callable[[], None], connection: Any = None
     ) -> ToolContext:
+        """What a tool is told of its call."""
         return self._world.make_context(
             idempotency_key=call.key or "",
             attempt=attempt,
             thread=self._tenure.thread,
             call=call.id,
             deps=self._world.deps,
-            deadline_s=deadline_s,
+            deadline_s=left_s,
             heartbeat=beat,
-            cancelled=self._leaving,
+            cancelled=self.leaving,
             connection=connection,
         )
 
     # Both
 
-    def _hand_over(self, call: Call, attempt: int, completion: Completion, latency_us: int) -> None:
+    def hand_over(self, call: Call, attempt: int, completion: Completion, started_s: float) -> None:
+        """An attempt has come to its end."""
         timed = Completion(
             value=completion.value,
             error=completion.error,
-            latency_us=latency_us,
+            latency_us=round((self.sources.monotonic_s() - started_s) * 1e6),
             timed_out=completion.timed_out,
         )
         if not self._complete(call, attempt, timed) and not completion.timed_out:
             self._send_late(call, attempt, timed)
 
-    def _timeout_of(self, call: Call) -> float:
+    def timeout_of(self, call: Call) -> float:
+        """Seconds an attempt may take."""
         command = call.command
         if isinstance(command, ToolCall):
             return command.tool.timeout_s
         limits = self._world.limits
         return limits.model_timeout_s if isinstance(command, ModelCall) else limits.step_timeout_s
 
-    def _watch(self, path: str, deadline_s: float | None) -> None:
+    def watch(self, path: str, deadline_s: float | None) -> None:
         """Renewal goes on while every call is within its time and a grace."""
         if deadline_s is None:
             self._deadlines.pop(path, None)
@@ -431,52 +373,3 @@ def _completion_of(task: asyncio.Task[Any]) -> Completion:
         return Completion(error=asyncio.CancelledError("the tool cancelled itself"))
     error = task.exception()
     return Completion(error=error) if error is not None else Completion(value=task.result())
-
-
-def _cancelled_from_outside() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-def _overdue(call: Call, timeout_s: float) -> Exception:
-    text = f"no answer within {timeout_s:g} s"
-    if isinstance(call.command, ModelCall):
-        return ModelError(text, kind="timeout", error_type="Timeout")
-    return TimeoutError(text)
-
-
-async def _contained(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run *work* as a task of its own: whatever it raises or cancels is its outcome and nobody else's."""
-
-    async def run() -> tuple[Any, BaseException | None]:
-        try:
-            return await work, None
-        except BaseException as error:  # noqa: BLE001 - an exit or a cancellation of its own making too
-            return None, error
-
-    value, error = await asyncio.ensure_future(run())
-    if error is None:
-        return value
-    if _cancelled_from_outside() or (isinstance(error, Exception) and not isinstance(error, StopIteration)):
-        raise error
-    raise ToolRaised(error) from error
-
-
-async def _run_step(command: StepCall) -> Any:
-    args, kwargs = codec.decode(command.args)
-    if inspect.iscoroutinefunction(command.function):
-        return await command.function(*args, **kwargs)
-
-    def call() -> tuple[Any, BaseException | None]:
-        # Neither a StopIteration nor an exit may pass through the thread's future.
-        try:
-            return command.function(*args, **kwargs), None
-        except BaseException as error:  # noqa: BLE001 - as above
-            return None, error
-
-    result, error = await asyncio.to_thread(call)
-    if isinstance(error, Exception) and not isinstance(error, StopIteration):
-        raise error
-    if error is not None:
-        raise ToolRaised(error) from error
-    return await result if inspect.isawaitable(result) else result

@@ -17,6 +17,7 @@ from ..journal.errors import LeaseLost, RefoldError
 from ..journal.journal import Journal
 from ..journal.store import AppendResult, ThreadState
 from ..journal.tenure import Tenure
+from .attempt import Attempt
 from .bell import Bell
 from .commands import Call, ToolCall
 from .effects import Effects, Limits, World
@@ -46,7 +47,8 @@ class LiveHost:
         self._inside = False
         self._session: Session | None = None
         self._effects = Effects(journal, tenure, world, complete=self._completed, leaving=self._leaving)
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._context = contextvars.copy_context()
+        self._running: dict[str, Attempt | asyncio.Task[None]] = {}
         self._finished = asyncio.Event()
         self._detached = False
 
@@ -86,7 +88,14 @@ class LiveHost:
 
     def perform(self, call: Call, attempt: int) -> None:
         """Begin an effect as a task of the loop."""
-        self._spawn(call, self._effects.perform(call, attempt))
+        self._running[call.path] = Attempt(
+            self._effects,
+            call,
+            attempt,
+            loop=self._loop,
+            context=self._context.copy(),
+            over=lambda each, task: self._done(call.path, each, task),
+        )
 
     def transact(self, call: Call, attempt: int) -> None:
         """Run a transactional tool, as a task of the loop that waits for its thread."""
@@ -116,9 +125,9 @@ class LiveHost:
 
     def abandon(self, call: Call) -> None:
         """Cancel an effect's task."""
-        task = self._tasks.get(call.path)
-        if task is not None and not self._detached:
-            task.cancel()
+        running = self._running.get(call.path)
+        if running is not None and not self._detached:
+            running.cancel()
 
     def alarm(self, at_us: int) -> None:
         """Call the session when the clock gets there."""
@@ -155,8 +164,8 @@ class LiveHost:
                 self._detached = True
             if not self._loop.is_closed():
                 poller.cancel()
-                for task in list(self._tasks.values()):
-                    task.cancel()
+                for running in list(self._running.values()):
+                    running.cancel()
 
     def stop(self, reason: str, grace_s: float) -> None:
         """Leave in good order, as on SIGTERM."""
@@ -170,13 +179,15 @@ class LiveHost:
         return self._live().leaving()
 
     def _spawn(self, call: Call, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work, context=contextvars.copy_context())
-        self._tasks[call.path] = task
-        task.add_done_callback(lambda done: self._done(call.path, done))
+        task = self._loop.create_task(work, context=self._context.copy())
+        self._running[call.path] = task
+        task.add_done_callback(lambda done: self._done(call.path, task, done))
 
-    def _done(self, path: str, task: asyncio.Task[None]) -> None:
-        if self._tasks.get(path) is task:
-            del self._tasks[path]
+    def _done(self, path: str, running: Attempt | asyncio.Task[None], task: asyncio.Task[Any]) -> None:
+        if isinstance(running, Attempt) and not running.ended_by(task):
+            return
+        if self._running.get(path) is running:
+            del self._running[path]
         if not task.cancelled() and (error := task.exception()) is not None:
             self._enter(lambda: self._live().failed(error))
 
