@@ -7,6 +7,9 @@ import functools
 import getpass
 import inspect
 import itertools
+import logging
+import os
+import select
 import shutil
 import signal
 import sys
@@ -19,14 +22,17 @@ import click
 import msgspec
 
 from . import __version__
-from .journal.errors import RefoldError, UsageError
+from .journal.errors import RefoldError, StoreUnavailable, UsageError
 from .journal.store import ThreadState
 from .replay.divergence import Divergence
 from .replay.errors import RunFailed
 from .replay.text import columns, quoted, visible, visible_json
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from .journal.journal import Journal
+    from .journal.postgres import PostgresStore
     from .replay.answers import Given
     from .replay.stats import Aspect
     from .replay.timeline import Row
@@ -40,6 +46,11 @@ THREADS_FOLLOWED = 1000
 COST_MAX = 1e9
 SIGNALLED = 128
 """What shells add to the number of the signal that ended a command."""
+NOWHERE = logging.NullHandler()
+LOOK_S = 0.5
+LOOKS_UNTIL_FEED = 20
+UNREAD = SIGNALLED + 13
+"""The exit code of a command that ends because nobody reads on, as if by SIGPIPE, which not every system has."""
 
 
 class Shown(Protocol):
@@ -64,6 +75,8 @@ class Settings:
         """The journal that the command works on."""
         from .journal.journal import Journal
 
+        # Each attempt to connect would be told as well as what became of them.
+        logging.getLogger("psycopg.pool").addHandler(NOWHERE)
         return Journal.open(self.dsn, install=install, unsafe=unsafe)
 
 
@@ -77,11 +90,14 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except RefoldError as error:
             caught, text = error, visible(str(error), lines=isinstance(error, Divergence))
-        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except KeyboardInterrupt:
             note("interrupted")
             raise click.exceptions.Exit(SIGNALLED + signal.SIGINT) from None
+        except BrokenPipeError:
+            hush()
+            raise click.exceptions.Exit(UNREAD) from None
         except Exception as error:  # noqa: BLE001 - a person reads one line, whatever it is
             caught, text = (
                 error,
@@ -152,7 +168,7 @@ def cli() -> None:
     Runs agents on a journal: every model response, tool start and result is an event in Postgres.
 
     Exit codes: 0 fine, 1 found something (a divergence, a corrupt log, a failed run), 2 wrong use,
-    3 store unavailable, 130 and 143 left unfinished on Ctrl-C and SIGTERM.
+    3 store unavailable, 130 and 143 left unfinished on Ctrl-C and SIGTERM, 141 nobody read on.
 
     \b
     Example:
@@ -418,19 +434,27 @@ def show(
 )
 def tail(settings: Settings, thread: str | None, whole: bool, start: str | None) -> None:
     """
-    Follow THREAD, or all: the events that are there, then those that come, each once and in order; Ctrl-C ends it.
+    Follow THREAD, or all: the events that are there, then those that come, each once and in order.
+
+    It ends with Ctrl-C, and when nobody reads its output any more, both with exit code 0.
 
     New events show within half a second, and at once with a Redis. Those of all threads come when every older
     transaction of the server that writes has ended.
     """
     from concurrent.futures import ThreadPoolExecutor
 
+    from .journal.postgres import PostgresStore
+    from .journal.store import Cursor
     from .journal.tail import Tail, cursor_text, read_cursor, read_seq
     from .replay.timeline import Timeline, line, record
 
     if (thread is None) is not whole:
         raise UsageError("say one of THREAD and --all")
-    after = None if start is None else read_cursor(start) if whole else read_seq(start) - 1
+    after: int | Cursor
+    if whole:
+        after = Cursor() if start is None else read_cursor(start)
+    else:
+        after = 0 if start is None else read_seq(start) - 1
     timelines: dict[str, Timeline] = {}
 
     def follow(following: Tail) -> None:
@@ -444,16 +468,44 @@ def tail(settings: Settings, thread: str | None, whole: bool, start: str | None)
             told = line(timelines.setdefault(event.thread, Timeline()).row(event))
             put_lines([f"{visible(event.thread)}  {told}" if whole else told])
 
-    # In a thread of its own, so that Ctrl-C cannot fall into the midst of a query.
-    with settings.journal() as journal, ThreadPoolExecutor(1) as beside:
-        if thread is not None:
-            journal.info(thread)
+    # In a thread of its own, so that Ctrl-C cannot fall into the midst of a query; it ends when the journal closes.
+    with ThreadPoolExecutor(1) as beside, settings.journal() as journal:
+        if isinstance(after, int) and (head := journal.info(str(thread)).head) < after:
+            note(f"thread {thread!r} ends at seq {head} so far")
         with journal.tail(thread, after=after) as following:
             shown = beside.submit(follow, following)
+            store = journal.store
             with contextlib.suppress(KeyboardInterrupt):
-                shown.result()
+                stay(shown, store if whole and isinstance(store, PostgresStore) else None)
             following.close()
-            shown.result()
+            try:
+                shown.result(LOOK_S)
+            except TimeoutError:
+                return
+            except BrokenPipeError:
+                hush()
+            except StoreUnavailable:
+                place = following.cursor
+                note(f"go on with --from {cursor_text(place + 1 if isinstance(place, int) else place)}")
+                raise
+
+
+def stay(shown: Future[None], feed: PostgresStore | None) -> None:
+    """Until *shown* ends or nobody reads on; says meanwhile what holds *feed* back."""
+    from concurrent.futures import wait
+
+    from .journal.checkup import check_feed
+
+    told = False
+    for look in itertools.count(1):
+        if wait([shown], LOOK_S).done or unread():
+            return
+        if feed is not None and look % LOOKS_UNTIL_FEED == 0:
+            with contextlib.suppress(RefoldError):
+                check = check_feed(feed)
+                if check.grade != "ok" and not told:
+                    note(f"events are {check.found}: {check.remedy}")
+                told = check.grade != "ok"
 
 
 @command("state order-17", "state order-17 --at 12")
@@ -879,6 +931,23 @@ def put_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Seq
     head, *lines = columns(headings, rows, right=right, width=width)
     click.secho(head, bold=True)
     put_lines(lines)
+
+
+def unread() -> bool:
+    """Whether whoever read our output has gone; a terminal or a file is never left."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        watch = select.poll()
+        watch.register(sys.stdout.fileno(), 0)
+        return any(flags & select.POLLERR for _, flags in watch.poll(0))
+    return False
+
+
+def hush() -> None:
+    """Nobody reads on: what Python still has to print at its end goes nowhere, without complaint."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def note(text: str) -> None:

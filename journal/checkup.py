@@ -175,7 +175,7 @@ def check_store(store: PostgresStore, *, sources: Sources = SYSTEM) -> list[Chec
         *_settings(store, server),
         *_schema(store, server),
         _pooler(store),
-        _feed(store),
+        check_feed(store),
         _round_trip(store, sources),
         _clock(store, sources),
     ]
@@ -245,7 +245,7 @@ def _pooler(store: PostgresStore) -> Check:
     return Check("pooler", "ok", found)
 
 
-def _feed(store: PostgresStore) -> Check:
+def check_feed(store: PostgresStore) -> Check:
     """Transactions that have written and not ended: what followers of all threads wait for."""
     old = [(who, age_s) for who, age_s in store._ask(_HOLDING_BACK, ()) if (age_s or 0.0) > HELD_BACK_S]
     if not old:

@@ -85,7 +85,7 @@ class Tail:
         """The next event, waiting for it; the end when the tail was closed. Raises `StoreUnavailable`."""
         if not self._ready:
             self._fill(None)
-        if not self._ready:
+        if self._closed or not self._ready:
             raise StopIteration
         event, self.cursor = self._ready.popleft()
         return event

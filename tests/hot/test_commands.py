@@ -14,11 +14,15 @@ import psycopg
 import pytest
 from cli_kit import Scribe
 from click.testing import CliRunner
+from fault_proxy import FaultProxy
 from msgspec import Raw
+from psycopg.conninfo import conninfo_to_dict
 from redis_server import RedisProcess
 from refold import Journal
 from refold.cli import cli
 from refold.journal import checkup
+from refold.journal.envelope import Event
+from refold.journal.errors import StoreUnavailable
 from refold.journal.postgres import PostgresStore
 from refold.replay import events as ev
 
@@ -94,6 +98,98 @@ def test_tail_of_all_threads_goes_on_after_any_cursor_it_has_told(
     places = [(each["thread"], each["seq"]) for each in documents]
     assert places == [("a.b", 1), ("a.b", 2), ("c", 1), ("c", 2), ("a.b", 3)]
     assert [line.split()[:2] for line in rest] == [["c", "1"], ["c", "2"], ["a.b", "3"]]
+
+
+def test_tail_ends_when_nobody_reads_on_though_no_event_comes(pg_dsn: str) -> None:
+    with Journal.open(pg_dsn) as journal:
+        Scribe(journal).write("t", step(1))
+        with following("t", "--dsn", pg_dsn) as process:
+            lines(process, 1)
+            assert process.stdout is not None
+            process.stdout.close()
+            assert process.wait(20) == 0
+
+
+def test_a_command_that_nobody_reads_is_no_finding_and_no_error(pg_dsn: str) -> None:
+    with Journal.open(pg_dsn) as journal:
+        Scribe(journal).write("t", step(1))
+    unread, end = os.pipe()
+    os.close(unread)
+    process = subprocess.run(
+        [*COMMAND, "show", "t", "--dsn", pg_dsn], check=False, stdout=end, stderr=subprocess.PIPE, timeout=60
+    )
+    os.close(end)
+
+    assert (process.returncode, process.stderr) == (141, b"")
+
+
+def test_tail_from_beyond_the_head_says_where_the_thread_ends(pg_dsn: str) -> None:
+    with Journal.open(pg_dsn) as journal:
+        scribe = Scribe(journal)
+        scribe.write("t", step(1), step(2))
+        process = subprocess.Popen(
+            [*COMMAND, "tail", "t", "--from", "4", "--dsn", pg_dsn],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        scribe.write("t", step(3), step(4))
+        (shown,) = lines(process, 1)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+
+    assert said == "thread 't' ends at seq 2 so far\n"
+    assert shown.split()[0] == "4"
+
+
+def test_an_interrupted_tail_does_not_wait_for_a_store_that_is_away(pg_dsn: str, postgres_server) -> None:
+    proxy = FaultProxy(postgres_server.socket)
+    with Journal.open(pg_dsn) as journal:
+        Scribe(journal).write("t", step(1))
+    with following("t", "--dsn", proxy.dsn(conninfo_to_dict(pg_dsn)["dbname"])) as process:
+        lines(process, 1)
+        proxy.refuse()
+    proxy.close()
+
+
+def test_a_tail_that_lost_its_store_says_where_to_go_on(pg_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Journal.open(pg_dsn) as journal:
+        Scribe(journal).write("t", step(1), step(2))
+    read = Journal.read
+
+    def once(self: Journal, thread: str, *, after: int, limit: int) -> list[Event]:
+        if after:
+            raise StoreUnavailable("it is away")
+        return read(self, thread, after=after, limit=limit)
+
+    monkeypatch.setattr(Journal, "read", once)
+    result = CliRunner().invoke(cli, ["tail", "t", "--dsn", pg_dsn])
+
+    assert result.exit_code == 3
+    assert result.stderr == "go on with --from 3\nrefold: it is away\n"
+
+
+def test_tail_of_all_threads_says_what_holds_events_back(
+    pg_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    def hear(text: str) -> None:
+        said.append(text)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("refold.cli.note", hear)
+    monkeypatch.setattr("refold.cli.LOOKS_UNTIL_FEED", 1)
+    monkeypatch.setattr(checkup, "HELD_BACK_S", -1.0)
+    with psycopg.connect(pg_dsn, application_name="a slow report") as writer:
+        writer.execute("create table held (n int)")
+        result = CliRunner().invoke(cli, ["tail", "--all", "--dsn", pg_dsn])
+
+    assert result.exit_code == 0
+    assert len(said) == 1
+    assert "a slow report" in said[0]
 
 
 @pytest.mark.parametrize(
