@@ -80,6 +80,31 @@ async def test_a_redis_that_is_killed_in_the_midst_of_a_run_changes_nothing(
     assert all(record.levelno == logging.WARNING for record in warned)
 
 
+async def test_a_redis_that_dies_and_comes_back_again_and_again_meanwhile_changes_nothing(
+    pg_dsn: str, own_redis: RedisProcess, expected: list[Row]
+) -> None:
+    over = asyncio.Event()
+    deaths = 0
+
+    def die() -> None:
+        own_redis.kill()
+        own_redis.start()
+
+    async def haunt() -> None:
+        nonlocal deaths
+        while not over.is_set():
+            await asyncio.to_thread(die)
+            deaths += 1
+
+    haunting = asyncio.create_task(haunt())
+    rows, _ = await tell(pg_dsn, own_redis.url)
+    over.set()
+    await haunting
+
+    assert rows == expected
+    assert deaths > 0
+
+
 async def test_a_redis_that_was_never_there_changes_nothing(
     pg_dsn: str, own_redis: RedisProcess, expected: list[Row]
 ) -> None:
