@@ -7,6 +7,7 @@ import contextlib
 import random
 from collections.abc import Sequence
 
+import pytest
 import refold
 from redis_server import RedisProcess, SlowProxy
 from refold import Journal, Run, program, tool
@@ -16,7 +17,7 @@ from refold.replay import answers
 
 THREADS = [f"t{number}" for number in range(6)]
 CALLS = 130
-TRIES = 7
+TRIES = 4
 
 
 @tool(read_only=True)
@@ -53,6 +54,7 @@ class Watched(RedisServer):
         return values
 
 
+@pytest.mark.slow
 async def test_callers_cancelled_at_random_get_no_value_of_another_thread_from_a_slow_redis(
     pg_dsn: str, redis_process: RedisProcess
 ) -> None:
