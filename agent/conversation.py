@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 from msgspec import Raw, Struct, field
 
 from ..journal import codec
@@ -20,10 +21,12 @@ from ..replay.requests import Item, Messages, NewItem, Prior
 from ..replay.response import Response
 from .arguments import BadArguments, parse_arguments
 
-INTERRUPTED = "The call was interrupted; it may or may not have happened. Do not repeat it without checking."
+INTERRUPTED = codec.canonical(
+    "The call was interrupted; it may or may not have happened. Do not repeat it without checking."
+)
 
 
-class CallRequest(Struct, frozen=True):
+class CallRequest(Struct, frozen=True, gc=False):
     """One tool call as a model asked for it; `id` is what the provider is answered by, unique in its message."""
 
     id: str
@@ -45,6 +48,9 @@ def read_reply(response: Response) -> Reply:
     What would poison the next request is mended, always in the same way: missing or repeated call ids are
     replaced, arguments that are no JSON object become `{}` (the call itself is answered with what was wrong).
     """
+    sound = _sound_calls(response)
+    if sound is not None:
+        return Reply(Item(response.raw, reply=response.call), sound)
     message = response.message
     raw_calls = message.get("tool_calls")
     if not isinstance(raw_calls, list) or not raw_calls:
@@ -61,6 +67,49 @@ def read_reply(response: Response) -> Reply:
         return Reply(Item(response.raw, reply=response.call), tuple(calls))
     data = codec.encode({**message, "tool_calls": mended}, what="a model message")
     return Reply(Item(data), tuple(calls))
+
+
+class _Function(Struct, gc=False):
+    name: str
+    arguments: str
+
+
+class _ToolCall(Struct, gc=False):
+    id: str
+    type: str
+    function: _Function
+
+
+class _Calls(Struct, gc=False):
+    tool_calls: list[_ToolCall] | None = None
+
+
+_read_calls = msgspec.json.Decoder(_Calls).decode
+
+
+def _sound_calls(response: Response) -> tuple[CallRequest, ...] | None:
+    """The calls of a message in which there is nothing to mend, read without the rest of it; else None."""
+    if codec.may_have_tags(response.raw):
+        return None
+    try:
+        asked = _read_calls(response.raw).tool_calls
+    except msgspec.DecodeError:
+        return None
+    if not asked:
+        return ()
+    calls: list[CallRequest] = []
+    for each in asked:
+        name, text = each.function.name, each.function.arguments
+        arguments = parse_arguments(text)
+        if type(arguments) is not dict or not each.id or not name:
+            return None
+        # No arguments at all may be blank text, which no provider takes back.
+        if not arguments and "{" not in text:
+            return None
+        calls.append(CallRequest(each.id, name, arguments))
+    if len(calls) > 1 and len({call.id for call in calls}) != len(calls):
+        return None
+    return tuple(calls)
 
 
 def _read_call(raw: Any, position: int, call_id: str, seen: set[str]) -> tuple[CallRequest, dict[str, Any]]:
@@ -103,47 +152,47 @@ def user_item(value: Any, run_id: str) -> Item:
     return Item(codec.encode({"role": "user", "content": content}, what="the run's input"), input=run_id)
 
 
-def result_item(request_id: str, call_id: str, text: str) -> Item:
-    """The tool message that answers a call."""
-    message = {"role": "tool", "tool_call_id": request_id, "content": text}
-    return Item(codec.encode(message, what="a tool message"), result=call_id, id=request_id)
+def result_item(request_id: str, call_id: str, content: bytes) -> Item:
+    """The tool message that answers a call; *content* is what the model reads, as canonical JSON of a text."""
+    raw = b'{"content":%b,"role":"tool","tool_call_id":%b}' % (content, codec.canonical(request_id))
+    return Item(raw, result=call_id, id=request_id)
 
 
-def result_text(result: Raw) -> str:
+def result_content(result: Raw) -> bytes:
     """What a model reads of a tool's result: text as it is, everything else as JSON."""
     data = bytes(result)
-    if data[:1] == b'"':
-        value = codec.decode(data)
-        return value if isinstance(value, str) else data.decode()
-    return data.decode()
+    # Text without escapes is canonical as it stands; a file that was imported may hold others.
+    if data[:1] == b'"' and b"\\" not in data:
+        return data
+    return codec.encode(codec.decode(data) if data[:1] == b'"' else data.decode(), what="a tool message")
 
 
-def failure_text(message: str, effect: Effect) -> str:
+def failure_content(message: str, effect: Effect) -> bytes:
     """What a model reads of a failed call."""
     text = f"Error: {message}" if message else "Error: the tool failed."
     if effect == "unknown":
-        return f"{text}\nThe call may have happened all the same. Do not repeat it without checking."
+        text += "\nThe call may have happened all the same. Do not repeat it without checking."
     if effect == "done":
-        return f"{text}\nThe call did happen; only its result could not be kept. Do not repeat it."
-    return text
+        text += "\nThe call did happen; only its result could not be kept. Do not repeat it."
+    return codec.encode(text, what="a tool message")
 
 
-def error_text(error: ToolError) -> str:
+def error_content(error: ToolError) -> bytes:
     """What a model reads of a failed call that the program caught."""
-    return failure_text(error.message, error.effect)
+    return failure_content(error.message, error.effect)
 
 
-def outcome_text(body: ev.EventBody) -> str | None:
+def outcome_content(body: ev.EventBody) -> bytes | None:
     """What a model reads of an event about a call; None if the event is not the call's outcome."""
     match body:
         case ev.ToolReturned() | ev.ToolResolved(outcome="returned"):
-            return result_text(body.result)
+            return result_content(body.result)
         case ev.ToolFailed() if body.final:
-            return failure_text(body.error.message, body.effect)
+            return failure_content(body.error.message, body.effect)
         case ev.ToolResolved(outcome="failed"):
-            return failure_text(body.error.message if body.error else "", body.effect)
+            return failure_content(body.error.message if body.error else "", body.effect)
         case ev.ApprovalGiven() if not body.approved:
-            return failure_text(denied_text(body.by, body.note), "none")
+            return failure_content(denied_text(body.by, body.note), "none")
         case _:
             return None
 
@@ -152,7 +201,7 @@ def tell(body: ev.EventBody, request_id: str) -> bytes:
     """Canonical bytes of the message that tells a run's input or the outcome of a call to the model."""
     if isinstance(body, ev.RunStarted):
         return user_item(codec.decode(body.input), body.run).raw
-    return result_item(request_id, getattr(body, "call", ""), outcome_text(body) or INTERRUPTED).raw
+    return result_item(request_id, getattr(body, "call", ""), outcome_content(body) or INTERRUPTED).raw
 
 
 class _Slot(Struct):
@@ -160,7 +209,7 @@ class _Slot(Struct):
 
     id: str
     call: str
-    text: str = INTERRUPTED
+    content: bytes = INTERRUPTED
     closed: bool = False
 
 
@@ -184,9 +233,9 @@ class _Fold(Struct):
             case ev.ToolResolved():
                 self._resolved(body)
             case ev.ToolReturned() | ev.ToolFailed() | ev.ApprovalGiven():
-                text = outcome_text(body)
-                if text is not None:
-                    self._close(body.call, text)
+                content = outcome_content(body)
+                if content is not None:
+                    self._close(body.call, content)
             case _:
                 pass
 
@@ -209,24 +258,23 @@ class _Fold(Struct):
             self.entries.append(slot)
 
     def _resolved(self, body: ev.ToolResolved) -> None:
-        text = outcome_text(body)
-        if text is None:
-            text = failure_text("the call was interrupted and did not happen.", "none")
+        content = outcome_content(body)
+        if content is None:
+            content = failure_content("the call was interrupted and did not happen.", "none")
             if body.call not in self.told:
                 return
         if body.call in self.told:
-            note = (
-                f"[The outcome of the interrupted tool call {self.slots[body.call].id} is now known] {text}"
-            )
+            interrupted = self.slots[body.call].id
+            note = f"[The outcome of the interrupted tool call {interrupted} is now known] {codec.decode(content)}"
             data = codec.encode({"role": "user", "content": note}, what="a note")
             self.entries.append(Item(data))
         else:
-            self._close(body.call, text)
+            self._close(body.call, content)
 
-    def _close(self, call: str, text: str) -> None:
+    def _close(self, call: str, content: bytes) -> None:
         slot = self.slots.get(call)
         if slot is not None and not slot.closed:
-            slot.text, slot.closed = text, True
+            slot.content, slot.closed = content, True
 
 
 def call_path(run: str, path: str, position: int) -> str:
@@ -261,7 +309,9 @@ def fold_prior(bodies: Iterable[ev.EventBody]) -> Prior:
         fold.apply(body)
     messages = Messages()
     for entry in fold.entries:
-        messages.add_item(entry if isinstance(entry, Item) else result_item(entry.id, entry.call, entry.text))
+        messages.add_item(
+            entry if isinstance(entry, Item) else result_item(entry.id, entry.call, entry.content)
+        )
     return Prior(messages, fold.preamble, fold.params_digest)
 
 

@@ -15,7 +15,7 @@ from ..replay.response import Response
 from ..replay.run import Run
 from .arguments import BadArguments
 from .budget import Budget, Spent
-from .conversation import CallRequest, error_text, read_reply, result_item, result_text, user_item
+from .conversation import CallRequest, error_content, read_reply, result_content, result_item, user_item
 from .output import BadOutput, Output
 from .tools import Tool
 
@@ -40,7 +40,7 @@ class LoopSpec(Struct, frozen=True, kw_only=True):
 
 async def run_loop(spec: LoopSpec, run: Run, value: Any) -> Any:
     """Ask the model, call the tools it wants, tell it the results, until it wants none."""
-    models = _Models(spec)
+    models = [Params(each) for each in spec.params]
     preamble = _preamble(spec, run)
     conversation = run.prior.messages.copy()
     conversation.add_item(user_item(value, run.run_id))
@@ -50,7 +50,11 @@ async def run_loop(spec: LoopSpec, run: Run, value: Any) -> Any:
     for _ in range(max_steps):
         spent.check()
         history = spec.history(conversation) if spec.history else conversation
-        response = await models.ask(run, preamble + history)
+        messages = preamble + history
+        try:
+            response: Response = await run.model(messages=messages, params=models[0])
+        except ModelError as error:
+            response = await _fall_back(run, messages, models, error)
         spent.add(response)
         reply = read_reply(response)
         conversation.add_item(reply.item)
@@ -67,9 +71,9 @@ async def run_loop(spec: LoopSpec, run: Run, value: Any) -> Any:
                     ) from None
                 conversation.add(misfit(spec.output.name, str(error)))
                 continue
-        answers = await run.gather(*(_answer(spec, run, call) for call in reply.calls))
-        for call, (call_id, text) in zip(reply.calls, answers, strict=True):
-            conversation.add_item(result_item(call.id, call_id, text))
+        answers = await run.gather(*[_answer(spec, run, call) for call in reply.calls])
+        for call, (call_id, content) in zip(reply.calls, answers, strict=True):
+            conversation.add_item(result_item(call.id, call_id, content))
     raise StepLimit(f"agent {spec.name!r} asked the model {max_steps} times without coming to an end")
 
 
@@ -79,23 +83,17 @@ def misfit(name: str, why: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-class _Models:
-    """The models of a run, in their order: one that has failed for good is not asked again."""
-
-    def __init__(self, spec: LoopSpec) -> None:
-        self._waiting = [Params(each) for each in spec.params]
-
-    async def ask(self, run: Run, messages: Messages) -> Response:
-        """The response of the first model that gives one. Raises the last one's `ModelError`."""
-        while True:
-            try:
-                response: Response = await run.model(messages=messages, params=self._waiting[0])
-            except ModelError:
-                if len(self._waiting) == 1:
-                    raise
-                del self._waiting[0]
-            else:
-                return response
+async def _fall_back(run: Run, messages: Messages, models: list[Params], error: ModelError) -> Response:
+    """The response of the next model that gives one; the first, which has failed for good, is asked no more."""
+    while len(models) > 1:
+        del models[0]
+        try:
+            response: Response = await run.model(messages=messages, params=models[0])
+        except ModelError as another:
+            error = another
+        else:
+            return response
+    raise error
 
 
 class _Missing:
@@ -112,6 +110,8 @@ class _Missing:
 
     def __init__(self, name: str) -> None:
         self.name = name
+
+    may_need_approval = False
 
     def needs_approval(self, args: Mapping[str, Any]) -> bool:
         return False
@@ -150,28 +150,24 @@ def _preamble(spec: LoopSpec, run: Run) -> Messages:
     return preamble
 
 
-async def _answer(spec: LoopSpec, run: Run, call: CallRequest) -> tuple[str, str]:
+async def _answer(spec: LoopSpec, run: Run, call: CallRequest) -> tuple[str, bytes]:
     """Call one tool; its call id, and what the model reads of its outcome."""
     known_tool = spec.tools.get(call.name)
     tool: ToolSpec = known_tool or _Missing(call.name)
-    arguments: dict[str, Any] = {}
+    # As asked, even if refused now: a version that had this tool may have called it, and its record must match.
+    arguments = call.arguments
     refused: str | None = None
     if known_tool is None:
         known = ", ".join(sorted(spec.tools)) or "none"
         refused = f"there is no tool named {call.name!r}; the tools are: {known}"
-    if isinstance(call.arguments, BadArguments):
-        refused = refused or call.arguments.message
-    else:
-        # As asked, even if refused now: a version that had this tool may have called it, and its record must match.
-        arguments = call.arguments
-        if known_tool is not None:
-            try:
-                arguments = known_tool.arguments(**arguments)
-            except ToolError as error:
-                refused = error.message
+    if isinstance(arguments, BadArguments):
+        refused = refused or arguments.message
+        arguments = {}
+    elif known_tool is not None:
+        refused = known_tool.misfit(arguments)
     ask = run.recorded_tool(tool, arguments, refused=refused)
     try:
         result: Raw = await ask
     except ToolError as error:
-        return ask.call_id, error_text(error)
-    return ask.call_id, result_text(result)
+        return ask.call_id, error_content(error)
+    return ask.call_id, result_content(result)

@@ -20,6 +20,8 @@ from .docstrings import describe
 from .errors import ToolDefinitionError
 
 _REF = "#/$defs/{name}"
+_LEAVES = frozenset({str, int, bool})
+"""Types that a value which already has them is not converted to."""
 
 
 class Parameter(Struct, frozen=True, eq=False):
@@ -60,19 +62,28 @@ class Signature(Struct, frozen=True, eq=False, kw_only=True):
         """
         wrong: list[str] = []
         values: dict[str, Any] = {}
+        given = 0
         for parameter in self.parameters:
-            if parameter.name not in args:
+            name = parameter.name
+            if name not in args:
                 if parameter.required:
-                    wrong.append(f"argument {parameter.name!r} is missing")
+                    wrong.append(f"argument {name!r} is missing")
                 else:
-                    values[parameter.name] = parameter.default
+                    values[name] = parameter.default
+                continue
+            given += 1
+            value = args[name]
+            kind = type(value)
+            if kind is parameter.hint and kind in _LEAVES:
+                values[name] = value
                 continue
             try:
-                values[parameter.name] = convert(args[parameter.name], parameter.hint)
+                values[name] = convert(value, parameter.hint)
             except (msgspec.ValidationError, RecursionError) as error:
-                wrong.append(f"argument {parameter.name!r}: {error}")
-        known = {parameter.name for parameter in self.parameters}
-        wrong.extend(f"there is no argument {name!r}" for name in args if name not in known)
+                wrong.append(f"argument {name!r}: {error}")
+        if given != len(args):
+            known = {parameter.name for parameter in self.parameters}
+            wrong.extend(f"there is no argument {name!r}" for name in args if name not in known)
         if wrong:
             raise invalid(self.tool, "; ".join(wrong))
         return values

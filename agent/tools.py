@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from ..journal import codec
 from ..replay import ports
+from ..replay.errors import ToolError
 from ..replay.outcomes import DidNotHappen, Happened, Reconciled, Unknown
 from . import offload
 from .docstrings import describe
@@ -123,6 +124,19 @@ class Tool(Struct, Generic[P, R], frozen=True, eq=False, kw_only=True):
         )
         self.signature.convert(plain)
         return plain
+
+    def misfit(self, args: Mapping[str, Any]) -> str | None:
+        """What the model reads of *args*, plain JSON values, if they do not fit; None if they do."""
+        try:
+            self.signature.convert(args)
+        except ToolError as error:
+            return error.message
+        return None
+
+    @property
+    def may_need_approval(self) -> bool:
+        """Whether there are calls that a person must allow."""
+        return self.approval is not False
 
     def needs_approval(self, args: Mapping[str, Any]) -> bool:
         """Whether a person must allow this call. A predicate that cannot tell (it raised) counts as yes."""

@@ -26,6 +26,7 @@ __all__ = [
     "decode",
     "describe_error",
     "encode",
+    "may_have_tags",
     "normalise",
     "refuse_size",
     "restore",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import struct
+from hashlib import sha256
 from uuid import UUID
 
 from msgspec import Struct
@@ -17,7 +17,7 @@ EVENT_BYTES_MAX = 16 * 1024 * 1024
 BATCH_BYTES_MAX = 64 * 1024 * 1024
 BATCH_EVENTS_MAX = 1000
 
-GENESIS = hashlib.sha256(b"refold log 1").digest()
+GENESIS = sha256(b"refold log 1").digest()
 """Head hash of a thread without events."""
 
 _HEADER = struct.Struct(">32sq16shH")
@@ -55,8 +55,9 @@ def chain(previous: bytes, seq: int, event: NewEvent | Event) -> bytes:
     The body enters as its own digest, so that a body can be erased and the chain still verified.
     """
     kind = event.kind.encode()
-    head = _HEADER.pack(previous, seq, event.id.bytes, event.version, len(kind))
-    return hashlib.sha256(head + kind + hashlib.sha256(event.body).digest()).digest()
+    # `UUID.bytes` is the same, by a property and a keyword more.
+    head = _HEADER.pack(previous, seq, event.id.int.to_bytes(16), event.version, len(kind))
+    return sha256(head + kind + sha256(event.body).digest()).digest()
 
 
 def check_thread_id(thread: str) -> str:

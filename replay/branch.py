@@ -45,4 +45,5 @@ class Group:
         self.parent = parent
         self.left = size
         self.results: list[Any] = [None] * size
-        self.errors: list[BaseException | None] = [None] * size
+        self.errors: dict[int, BaseException] = {}
+        """By the index of the branch."""

@@ -23,9 +23,9 @@ def check_call(call: Call) -> None:
     """Raise `LimitExceeded` if what is asked is too large for the event that has to record it."""
     command = call.command
     match command:
-        case ToolCall():
+        case ToolCall() if len(command.args) > RESULT_BYTES_MAX:
             what, size = f"the arguments of tool {command.tool.name!r}", len(command.args)
-        case StepCall():
+        case StepCall() if len(command.args) > RESULT_BYTES_MAX:
             what, size = f"the arguments of step {command.name!r}", len(command.args)
         case ModelCall() if command.request.bytes > RESULT_BYTES_MAX:
             # Only what the request before on this branch did not have is recorded.

@@ -330,6 +330,9 @@ VERSIONS: dict[str, int] = {cls.__struct_config__.tag: 1 for cls in EventBody.__
 
 RUN_ENDS = (RunFinished, RunFailed, RunCancelled)
 
+OF_CALLS = frozenset(cls for cls in EventBody.__args__ if "call" in cls.__struct_fields__)
+"""Bodies about one call of a run."""
+
 _decode = msgspec.json.Decoder(EventBody).decode
 
 
@@ -369,17 +372,14 @@ def decode_event(event: Event) -> EventBody:
         UnknownEvent: Its kind is unknown or its version newer than this refold knows.
         Corrupt: Its bytes are not what its kind promises.
     """
-    known = VERSIONS.get(event.kind)
+    kind = event.kind
+    known = VERSIONS.get(kind)
     if known is None or event.version > known:
-        raise UnknownEvent(event.thread, event.seq, event.kind, event.version, known)
+        raise UnknownEvent(event.thread, event.seq, kind, event.version, known)
     try:
         body = _decode(event.body)
     except msgspec.DecodeError as error:
-        raise Corrupt(
-            event.thread, event.seq, f"the body of {event.kind!r} cannot be decoded: {error}"
-        ) from None
-    if kind_of(body) != event.kind:
-        raise Corrupt(
-            event.thread, event.seq, f"the envelope says {event.kind!r}, the body {kind_of(body)!r}"
-        )
+        raise Corrupt(event.thread, event.seq, f"the body of {kind!r} cannot be decoded: {error}") from None
+    if _KINDS[type(body)] != kind:
+        raise Corrupt(event.thread, event.seq, f"the envelope says {kind!r}, the body {kind_of(body)!r}")
     return body

@@ -102,9 +102,7 @@ class Interpreter:
             self._diverge(body, "nothing: its run has ended")
         self.last = body
         handler = _HANDLERS.get(type(body))
-        if handler is None:
-            return []
-        return handler(self, body)
+        return [] if handler is None else handler(self, body)
 
     def named(self, call_id: str) -> Call | None:
         """The pending call of that id."""
@@ -384,9 +382,11 @@ class Interpreter:
     # Matching
 
     def _call(self, body: ev.EventBody, call_id: str) -> Call | None:
-        if not call_id.startswith(self._prefix):
+        # The id of another run's call keeps its prefix, and no path has one.
+        call = self.machine.pending.get(call_id.removeprefix(self._prefix))
+        if call is None and not call_id.startswith(self._prefix):
             self._diverge(body, f"calls of run {self.run_id!r}")
-        return self.pending.get(call_id[len(self._prefix) :])
+        return call
 
     def _matching(self, body: ev.EventBody, call_id: str, kind: type[C]) -> tuple[Call, C]:
         call = self._call(body, call_id)
@@ -423,9 +423,10 @@ class Interpreter:
         return asked
 
     def _held(self, command: ToolCall) -> bool:
-        if (command.tool.name, command.args) in self._doubted:
+        tool, args = command.tool, command.args
+        if (tool.name, args) in self._doubted:
             return True
-        return command.tool.needs_approval(codec.decode(command.args))
+        return tool.may_need_approval and tool.needs_approval(codec.decode(args))
 
     def _wants(self, call_id: str | None = None) -> str:
         done = self.machine.done

@@ -10,6 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from types import CoroutineType
 from typing import Any
 
 from ..journal.errors import LimitExceeded
@@ -143,43 +144,44 @@ class Machine:
         return self._asked
 
     def _step_all(self) -> None:
+        ready = self._ready
         try:
-            while self._ready:
-                branch, value, error = self._ready.popleft()
+            while ready:
+                branch, value, error = ready.popleft()
                 self._current = branch
-                self._step(branch, value, error)
+                try:
+                    asked = branch.coroutine.send(value) if error is None else branch.coroutine.throw(error)
+                except StopIteration as stop:
+                    self._finish(branch, stop.value, None)
+                except KeyboardInterrupt:
+                    # Somebody wants the process to end: that is no outcome of the run.
+                    raise
+                except BaseException as raised:  # noqa: BLE001 - how the program ends, by sys.exit() too
+                    if _misses_loop(raised):
+                        self._broken = ForeignAwait(
+                            f"the program needs an event loop ({raised}), which a program does not have; {_INSTEAD}"
+                        )
+                    self._finish(branch, None, raised)
+                else:
+                    if type(asked) is Ask:
+                        self._ask(asked, branch)
+                    elif type(asked) is GatherAsk:
+                        self._fan(branch, asked)
+                    else:
+                        self._refuse(asked, branch)
         finally:
             self._current = None
 
-    def _step(self, branch: Branch, value: Any, error: BaseException | None) -> None:
-        try:
-            asked = branch.coroutine.send(value) if error is None else branch.coroutine.throw(error)
-        except StopIteration as stop:
-            self._finish(branch, stop.value, None)
-        except KeyboardInterrupt:
-            # Somebody wants the process to end: that is no outcome of the run.
-            raise
-        except BaseException as raised:  # noqa: BLE001 - how the program ends, by sys.exit() too
-            if _misses_loop(raised):
-                self._broken = ForeignAwait(
-                    f"the program needs an event loop ({raised}), which a program does not have; {_INSTEAD}"
-                )
-            self._finish(branch, None, raised)
-        else:
-            if type(asked) is Ask:
-                self._ask(asked, branch)
-            elif type(asked) is GatherAsk:
-                self._fan(branch, asked)
-            else:
-                self._broken = ForeignAwait(
-                    f"the program awaited {asked!r}, which is not a command of its run; {_INSTEAD}"
-                )
-                self._ready.append((branch, None, self._broken))
+    def _refuse(self, asked: Any, branch: Branch) -> None:
+        self._broken = ForeignAwait(
+            f"the program awaited {asked!r}, which is not a command of its run; {_INSTEAD}"
+        )
+        self._ready.append((branch, None, self._broken))
 
     def _ask(self, ask: Ask, branch: Branch) -> None:
         path = branch.next_path()
-        call = Call(path, f"{self._run_id}/{path}", ask.make(), branch)
-        ask.call_id = call.id
+        ask.call_id = call_id = f"{self._run_id}/{path}"
+        call = Call(path, call_id, ask.command, branch)
         try:
             check_call(call)
         except LimitExceeded as error:
@@ -196,7 +198,7 @@ class Machine:
             self._ready.append((parent, [], None))
         for index, item in enumerate(ask.branches):
             # A bare command is wrapped, so that its path is the same as inside a coroutine of its own.
-            coroutine = item if inspect.iscoroutine(item) else _await(item)
+            coroutine = item if type(item) is CoroutineType else _await(item)
             branch = Branch(coroutine, f"{path}.{index + 1}", group, index, parent.base)
             self._branches.add(branch)
             self._ready.append((branch, None, None))
@@ -210,10 +212,11 @@ class Machine:
 
     def _settle(self, group: Group, index: int, value: Any, error: BaseException | None) -> None:
         group.results[index] = value
-        group.errors[index] = error
+        if error is not None:
+            group.errors[index] = error
         group.left -= 1
         if not group.left:
-            first = next((e for e in group.errors if e is not None), None)
+            first = group.errors[min(group.errors)] if group.errors else None
             self._ready.append((group.parent, group.results, first))
 
 

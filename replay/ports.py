@@ -11,7 +11,7 @@ InDoubt = Literal["park", "retry", "tell_model", "reconcile"]
 """What a resume does with a call that has a recorded start and no recorded outcome."""
 
 
-class Usage(Struct, frozen=True, omit_defaults=True):
+class Usage(Struct, frozen=True, omit_defaults=True, gc=False):
     """Tokens and cost of one response; None where the provider did not say. Money in millionths of a dollar."""
 
     input_tokens: int | None = None
@@ -163,6 +163,10 @@ class ToolSpec(Protocol):
     @property
     def stoppable(self) -> bool:
         """Whether cancelling a call stops it (async functions); a sync one runs on in its thread."""
+
+    @property
+    def may_need_approval(self) -> bool:
+        """Whether there are calls that `needs_approval` has to be asked about."""
 
     def needs_approval(self, args: Mapping[str, Any]) -> bool:
         """Whether a person must allow this call; a pure function of the arguments."""

@@ -76,7 +76,7 @@ def interpret(
     before = thread.bodies[: run.first_seq - 1]
     recorded = thread.bodies[run.first_seq - 1 : run.last_seq]
     start = thread.status.starts[run.run]
-    accepted = {(b.recorded, b.asked) for b in recorded if isinstance(b, ev.DivergenceAccepted)}
+    accepted = set(run.accepted)
     if accept is not None:
         accepted.add(accept)
     interpreter = Interpreter(
@@ -86,7 +86,7 @@ def interpret(
         run_id=run.run,
         prior=program.prior(before),
         accepted=frozenset(accepted),
-        patches=frozenset(b.id for b in recorded if isinstance(b, ev.Patched)),
+        patches=frozenset(run.patches),
         doubted=start.doubted,
     )
     interpreter.remaining = len(recorded)

@@ -9,8 +9,8 @@ so any window of a conversation is hashed from two prefix sums.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
 from typing import Any, overload
 
 from msgspec import Raw, Struct
@@ -18,7 +18,7 @@ from msgspec import Raw, Struct
 from ..journal import codec
 
 _PRIME = (1 << 255) - 19
-_BASE = int.from_bytes(hashlib.sha256(b"refold request 1").digest()) % _PRIME
+_BASE = int.from_bytes(sha256(b"refold request 1").digest()) % _PRIME
 
 VOLATILE = frozenset(
     {
@@ -100,10 +100,10 @@ class _Segment:
         """Bytes of all items before each."""
 
     def add(self, item: Item) -> None:
-        digest = int.from_bytes(hashlib.sha256(item.raw).digest())
+        sums = self.sums
         self.items.append(item)
         self.sizes.append(self.sizes[-1] + len(item.raw))
-        self.sums.append((self.sums[-1] * _BASE + digest) % _PRIME)
+        sums.append((sums[-1] * _BASE + int.from_bytes(sha256(item.raw).digest())) % _PRIME)
 
     def hash(self, low: int, high: int) -> int:
         return (self.sums[high] - self.sums[low] * _power(high - low)) % _PRIME
@@ -132,7 +132,7 @@ class Messages(Sequence[dict[str, Any]]):
     __slots__ = ("_own", "_ranges", "_size")
 
     def __init__(self, messages: Iterable[Mapping[str, Any]] = ()) -> None:
-        self._own = _Segment()
+        self._own: _Segment | None = None
         self._ranges: list[_Range] = []
         self._size = 0
         for message in messages:
@@ -145,20 +145,21 @@ class Messages(Sequence[dict[str, Any]]):
     def add_item(self, item: Item) -> None:
         """Append an item that may refer to an event."""
         own = self._own
+        if own is None:
+            own = self._own = _Segment()
         own.add(item)
         end = len(own.items)
-        if self._ranges and self._ranges[-1][0] is own and self._ranges[-1][2] == end - 1:
-            self._ranges[-1] = (own, self._ranges[-1][1], end)
+        ranges = self._ranges
+        # What this conversation added last is still its end: it has no way of taking anything back.
+        if ranges and ranges[-1][0] is own:
+            ranges[-1] = (own, ranges[-1][1], end)
         else:
-            self._ranges.append((own, end - 1, end))
+            ranges.append((own, end - 1, end))
         self._size += 1
 
     def copy(self) -> Messages:
         """The same conversation, to be continued apart."""
-        other = Messages()
-        other._ranges = list(self._ranges)
-        other._size = self._size
-        return other
+        return _conversation(list(self._ranges), self._size)
 
     def items(self) -> Iterator[Item]:
         """The items in order."""
@@ -205,17 +206,21 @@ class Messages(Sequence[dict[str, Any]]):
 
     def __add__(self, more: Messages | Iterable[Mapping[str, Any]]) -> Messages:
         """A new conversation: this one, then *more*."""
-        other = self.copy()
         if isinstance(more, Messages):
-            other._ranges.extend(more._ranges)
-            other._size += more._size
-        else:
-            for message in more:
-                other.add(message)
+            return _conversation(self._ranges + more._ranges, self._size + more._size)
+        other = self.copy()
+        for message in more:
+            other.add(message)
         return other
 
     def __repr__(self) -> str:
         return f"Messages({self._size} messages)"
+
+
+def _conversation(ranges: list[_Range], size: int) -> Messages:
+    messages = Messages.__new__(Messages)
+    messages._own, messages._ranges, messages._size = None, ranges, size
+    return messages
 
 
 class Params:
@@ -227,7 +232,7 @@ class Params:
         self.values = {k: v for k, v in values.items() if k not in VOLATILE and v is not None}
         self.secret = {k: v for k, v in values.items() if k in VOLATILE}
         self.raw = codec.encode(self.values, what="model parameters")
-        self.digest = hashlib.sha256(self.raw).digest()
+        self.digest = sha256(self.raw).digest()
 
 
 class Request:
@@ -237,7 +242,7 @@ class Request:
 
     def __init__(self, messages: Messages, params: Params) -> None:
         self.ranges = messages.ranges
-        self.size = len(messages)
+        self.size = messages._size
         self.params = params
         self._fingerprint: str | None = None
 
@@ -247,23 +252,23 @@ class Request:
         if self._fingerprint is None:
             total = 0
             for segment, low, high in self.ranges:
-                total = (total * _power(high - low) + segment.hash(low, high)) % _PRIME
+                part = segment.hash(low, high) if low else segment.sums[high]
+                total = (total * _power(high - low) + part) % _PRIME if total else part
             seed = self.params.digest + total.to_bytes(32) + self.size.to_bytes(8)
-            self._fingerprint = hashlib.sha256(seed).hexdigest()[:32]
+            self._fingerprint = sha256(seed).hexdigest()[:32]
         return self._fingerprint
 
     @property
     def bytes(self) -> int:
         """How large it is in all, parameters included."""
-        said = sum(segment.sizes[high] - segment.sizes[low] for segment, low, high in self.ranges)
-        return said + len(self.params.raw)
+        size = len(self.params.raw)
+        for segment, low, high in self.ranges:
+            size += segment.sizes[high] - segment.sizes[low]
+        return size
 
     def messages(self) -> Messages:
         """The conversation asked with, decoded as it is read."""
-        messages = Messages()
-        messages._ranges = list(self.ranges)
-        messages._size = self.size
-        return messages
+        return _conversation(list(self.ranges), self.size)
 
     def delta(self, base: Base | None) -> RequestDelta:
         """This request against *base*, in the form that is stored."""

@@ -11,7 +11,7 @@ from ..journal import codec
 from .ports import ModelReply, Usage
 
 
-class _Recorded(Struct, frozen=True, omit_defaults=True):
+class _Recorded(Struct, frozen=True, omit_defaults=True, gc=False):
     """The stored form of a reply."""
 
     message: Raw

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import random
 import uuid
 import warnings
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from types import CoroutineType
 from typing import Any, Protocol
 
 from ..journal import codec
@@ -22,23 +22,19 @@ from .requests import Interner, Messages, Params, Prior, Request
 class Ask:
     """A command that is about to be asked: it gets its path when it is awaited, and is awaited once."""
 
-    __slots__ = ("call_id", "make", "used")
+    __slots__ = ("call_id", "command", "used")
 
-    def __init__(self, make: Callable[[], Command]) -> None:
-        self.make = make
+    def __init__(self, command: Command) -> None:
+        self.command = command
         self.call_id = ""
         """Known once it has been awaited."""
         self.used = False
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        self.take()
-        return (yield self)
-
-    def take(self) -> None:
-        """Mark as awaited."""
         if self.used:
             raise RuntimeError("a command is awaited once; ask for another one")
         self.used = True
+        return (yield self)
 
     def __del__(self) -> None:
         if not self.used:
@@ -56,6 +52,9 @@ class GatherAsk:
     def __await__(self) -> Generator[Any, Any, list[Any]]:
         result: list[Any] = yield self
         return result
+
+
+_BRANCHES = (CoroutineType, Ask, GatherAsk)
 
 
 class Stepped(Protocol):
@@ -79,11 +78,10 @@ class Run:
     before the program sees it. Nothing here performs anything.
     """
 
-    __slots__ = ("_machine", "_params", "definition", "prior", "run_id", "thread")
+    __slots__ = ("_machine", "definition", "prior", "run_id", "thread")
 
     def __init__(self, machine: Stepped, *, thread: str, run_id: str, prior: Prior) -> None:
         self._machine = machine
-        self._params: dict[tuple[Any, ...], Params] = {}
         self.thread = thread
         self.run_id = run_id
         self.prior = prior
@@ -115,7 +113,7 @@ class Run:
             messages if isinstance(messages, Messages) else self._machine.interner.messages(messages)
         )
         request = Request(conversation, params)
-        return Ask(lambda: ModelCall(request))
+        return Ask(ModelCall(request))
 
     def tool(self, tool: ToolSpec, /, *args: Any, **kwargs: Any) -> Ask:
         """
@@ -126,7 +124,7 @@ class Run:
         """
         named = tool.arguments(*args, **kwargs)
         encoded = codec.encode(named, what=f"arguments of tool {tool.name!r}")
-        return Ask(lambda: ToolCall(tool, encoded))
+        return Ask(ToolCall(tool, encoded))
 
     def recorded_tool(self, tool: ToolSpec, named: Mapping[str, Any], *, refused: str | None = None) -> Ask:
         """
@@ -138,7 +136,7 @@ class Run:
             refused: Why it cannot be called; recorded as the call's failure.
         """
         encoded = codec.encode(named, what=f"arguments of tool {tool.name!r}")
-        return Ask(lambda: ToolCall(tool, encoded, True, refused))
+        return Ask(ToolCall(tool, encoded, True, refused))
 
     def step(
         self, function: Callable[..., Any], /, *args: Any, read_only: bool = False, **kwargs: Any
@@ -157,11 +155,11 @@ class Run:
         """
         name = getattr(function, "__qualname__", None) or type(function).__qualname__
         encoded = codec.encode([list(args), kwargs], what=f"arguments of step {name!r}")
-        return Ask(lambda: StepCall(name, encoded, function, read_only))
+        return Ask(StepCall(name, encoded, function, read_only))
 
     def sleep(self, duration: float | timedelta) -> Ask:
         """Let *duration* (seconds or a timedelta) pass; longer waits survive the process."""
-        return Ask(lambda: Sleep(_microseconds(duration)))
+        return Ask(Sleep(_microseconds(duration)))
 
     def wait_for(self, name: str, *, timeout: float | timedelta | None = None) -> Ask:
         """
@@ -173,7 +171,7 @@ class Run:
         """
         check_name("the name of a signal", name, NAME_BYTES_MAX)
         limit = None if timeout is None else _microseconds(timeout)
-        return Ask(lambda: WaitFor(name, limit))
+        return Ask(WaitFor(name, limit))
 
     def gather(self, *branches: Ask | GatherAsk | Coroutine[Any, Any, Any]) -> GatherAsk:
         """
@@ -182,7 +180,7 @@ class Run:
         Waits for all of them, then raises the error of the lowest branch that failed.
         """
         for branch in branches:
-            if not (isinstance(branch, Ask | GatherAsk) or inspect.iscoroutine(branch)):
+            if not isinstance(branch, _BRANCHES):
                 raise ForeignAwait(
                     f"gather takes commands of this run or coroutines that await them, not {branch!r}"
                 )

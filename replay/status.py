@@ -7,8 +7,8 @@ This is what lists, shows and guards a thread: which run is unfinished, what is 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
 
 from msgspec import Raw, Struct, field
 
@@ -20,7 +20,10 @@ RunStatus = Literal["running", "waiting", "parked", "released", "finished", "fai
 CallStatus = Literal["started", "in doubt", "waits for approval", "waits for a signal", "sleeps", "retries"]
 
 
-class OpenCall(Struct):
+_ENDED = frozenset({"finished", "failed", "cancelled"})
+
+
+class OpenCall(Struct, gc=False):
     """A call that has something recorded and no outcome yet."""
 
     call: str
@@ -94,7 +97,7 @@ class RunState(Struct):
     @property
     def ended(self) -> bool:
         """Whether nothing will be added to this run."""
-        return self.status in ("finished", "failed", "cancelled")
+        return self.status in _ENDED
 
 
 class Start(Struct, frozen=True):
@@ -131,15 +134,15 @@ class ThreadStatus(Struct):
 
     def run(self, run_id: str) -> RunState | None:
         """The run of that id."""
+        runs = self.runs
         # Nearly always the newest.
-        for run in reversed(self.runs):
-            if run.run == run_id:
-                return run
-        return None
+        if runs and runs[-1].run == run_id:
+            return runs[-1]
+        return next((run for run in reversed(runs) if run.run == run_id), None)
 
     def open_call(self, call_id: str) -> OpenCall | None:
         """The open call of that id, in whichever run."""
-        run = self.run(call_id.partition("/")[0])
+        run = self._run_of(call_id)
         return run.open.get(call_id) if run else None
 
     def copy(self) -> ThreadStatus:
@@ -150,12 +153,16 @@ class ThreadStatus(Struct):
         """Fold one event."""
         self.head = seq
         self.last_at = body.at
-        open_run = self.unfinished
-        if type(body) in _OUTCOMES:
-            self._apply_to_run(seq, body)
-            if open_run is not None:
-                open_run.last_seq = seq
-            return
+        newest = self.runs[-1] if self.runs else None
+        if newest is not None and newest.status not in _ENDED:
+            newest.last_seq = seq
+        common = _COMMON.get(type(body))
+        if common is not None:
+            common(self, seq, body)
+        else:
+            self._apply(seq, body)
+
+    def _apply(self, seq: int, body: Any) -> None:
         match body:
             case ev.ThreadCreated():
                 self.uid = body.uid
@@ -176,15 +183,33 @@ class ThreadStatus(Struct):
                     )
                 )
             case _:
-                self._apply_to_run(seq, body)
-        if open_run is not None:
-            open_run.last_seq = seq
+                run = self._run_of(body.call) if type(body) in ev.OF_CALLS else self.run(body.run)
+                if run is not None:
+                    _apply(self, run, seq, body)
 
-    def _apply_to_run(self, seq: int, body: ev.EventBody) -> None:
-        run_id = getattr(body, "run", None) or getattr(body, "call", "").partition("/")[0]
-        run = self.run(run_id)
+    def _run_of(self, call_id: str) -> RunState | None:
+        return self.run(call_id.partition("/")[0])
+
+    def _model_responded(self, seq: int, body: ev.ModelResponded) -> None:
+        run = self._run_of(body.call)
         if run is not None:
-            _apply(self, run, seq, body)
+            run.progressed = True
+            run.usage.add(body.usage)
+            run.open.pop(body.call, None)
+
+    def _tool_started(self, seq: int, body: ev.ToolStarted) -> None:
+        run = self._run_of(body.call)
+        if run is not None:
+            run.open[body.call] = OpenCall(
+                body.call, "started", body.tool, body.args, body.attempt, body.key, since=body.at, seq=seq
+            )
+
+    def _tool_returned(self, seq: int, body: ev.ToolReturned) -> None:
+        run = self._run_of(body.call)
+        if run is not None:
+            run.progressed = True
+            run.tools += 1
+            run.open.pop(body.call, None)
 
 
 def fold(thread: str, events: Iterable[Event], *, lenient: bool = False) -> ThreadStatus:
@@ -207,14 +232,15 @@ def fold(thread: str, events: Iterable[Event], *, lenient: bool = False) -> Thre
     return status
 
 
-_OUTCOMES = frozenset({ev.ModelResponded, ev.ToolReturned, ev.StepRecorded})
+_COMMON: dict[type, Callable[[ThreadStatus, int, Any], None]] = {
+    ev.ModelResponded: ThreadStatus._model_responded,
+    ev.ToolStarted: ThreadStatus._tool_started,
+    ev.ToolReturned: ThreadStatus._tool_returned,
+}
 """The commonest events of all, which need not be held against every other kind first."""
 
 
 def _apply(thread: ThreadStatus, run: RunState, seq: int, body: ev.EventBody) -> None:
-    if type(body) in _OUTCOMES:
-        _apply_outcome(thread, run, body)
-        return
     calls = run.open
     match body:
         case ev.RunResumed():
@@ -224,10 +250,6 @@ def _apply(thread: ThreadStatus, run: RunState, seq: int, body: ev.EventBody) ->
             for call in calls.values():
                 if call.status == "started":
                     call.status, call.at_large = "in doubt", body.rival
-        case ev.ToolStarted():
-            calls[body.call] = OpenCall(
-                body.call, "started", body.tool, body.args, body.attempt, body.key, since=body.at, seq=seq
-            )
         case ev.ApprovalRequested():
             calls[body.call] = OpenCall(
                 body.call, "waits for approval", body.tool, body.args, since=body.at, seq=seq
@@ -266,22 +288,18 @@ def _apply(thread: ThreadStatus, run: RunState, seq: int, body: ev.EventBody) ->
             _apply_outcome(thread, run, body)
 
 
-def _apply_outcome(thread: ThreadStatus, run: RunState, body: ev.EventBody) -> None:
-    call_id = getattr(body, "call", None)
-    if call_id is None:
+def _apply_outcome(thread: ThreadStatus, run: RunState, body: Any) -> None:
+    if type(body) not in ev.OF_CALLS:
         return
+    call_id = body.call
     run.progressed = True
     open_call = run.open.get(call_id)
     match body:
-        case ev.ModelResponded():
-            run.usage.add(body.usage)
         case ev.ModelFailed() if not body.final:
             run.open[call_id] = OpenCall(
                 call_id, "retries", attempt=body.attempt, due=body.retry_at, since=body.at
             )
             return
-        case ev.ToolReturned():
-            run.tools += 1
         case ev.ToolFailed() if not body.final:
             if open_call is not None:
                 open_call.status, open_call.due = "retries", body.retry_at

@@ -33,6 +33,10 @@ class SimTool(Struct, frozen=True, eq=False, kw_only=True):
     transactional: bool = False
     look_up: Callable[..., Any] | None = None
 
+    @property
+    def may_need_approval(self) -> bool:
+        return self.approval
+
     def needs_approval(self, args: Mapping[str, Any]) -> bool:
         return self.approval
 
