@@ -13,18 +13,15 @@ import select
 import shutil
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
-import msgspec
 
 from . import __version__
 from .journal.errors import RefoldError, StoreUnavailable, UsageError
-from .journal.store import ThreadState
-from .replay.divergence import Divergence
+from .journal.thread_state import ThreadState
 from .replay.errors import RunFailed
 from .replay.text import columns, quoted, visible, visible_json
 
@@ -89,7 +86,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except RefoldError as error:
-            caught, text = error, visible(str(error), lines=isinstance(error, Divergence))
+            caught, text = error, visible(str(error), lines=error.of_lines)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except KeyboardInterrupt:
@@ -104,6 +101,8 @@ class Commands(click.Group):
                 visible(f"{type(error).__name__}: {error} (unexpected; --debug shows where)"),
             )
         if ctx.ensure_object(Settings).debug:
+            import traceback
+
             traceback.print_exception(caught)
         click.echo(f"refold: {text}", err=True)
         raise click.exceptions.Exit(getattr(caught, "exit_code", 1))
@@ -908,7 +907,9 @@ def put(settings: Settings, shown: Shown) -> None:
 
 def put_json(value: Any) -> None:
     """One JSON document on one line."""
-    click.echo(visible_json(msgspec.json.encode(value)))
+    from msgspec.json import encode
+
+    click.echo(visible_json(encode(value)))
 
 
 def put_lines(lines: Iterable[str]) -> None:

@@ -34,9 +34,14 @@ from __future__ import annotations
 
 
 class RefoldError(Exception):
-    """Base of every error refold raises; `exit_code` is what the CLI answers with."""
+    """
+    Base of every error refold raises; `exit_code` is what the CLI answers with.
+
+    With `of_lines` its text is several lines of its own making, to be shown as they are.
+    """
 
     exit_code = 1
+    of_lines = False
 
 
 class UsageError(RefoldError):

@@ -11,18 +11,7 @@ from msgspec import Struct
 
 from .envelope import Event, NewEvent
 from .holder import is_dead
-
-
-class ThreadState(StrEnum):
-    """Where a thread stands; set by each append, so that listing threads reads no event."""
-
-    IDLE = "idle"
-    RUNNING = "running"
-    WAITING = "waiting"
-    PARKED = "parked"
-    FINISHED = "finished"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
+from .thread_state import ThreadState as ThreadState  # noqa: PLC0414 - one of the words of a store
 
 
 class Outcome(StrEnum):

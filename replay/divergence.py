@@ -52,6 +52,7 @@ class Divergence(RunError):
     """
 
     exit_code = 1
+    of_lines = True
 
     def __init__(
         self,

@@ -10,9 +10,10 @@ import re
 import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
-import msgspec
-from rich.cells import cell_len, chop_cells
+if TYPE_CHECKING:
+    from msgspec import Raw
 
 _UNSAFE = re.compile(
     "["
@@ -46,6 +47,8 @@ def visible_json(data: bytes) -> str:
     Raises:
         ValueError: *data* is no JSON document.
     """
+    import msgspec
+
     try:
         msgspec.json.decode(data)
         text = msgspec.json.format(data, indent=-1).decode()
@@ -55,7 +58,7 @@ def visible_json(data: bytes) -> str:
     return _UNSAFE.sub(lambda match: json.dumps(match.group())[1:-1], text)
 
 
-def beginning(raw: msgspec.Raw, limit: int = 160) -> str:
+def beginning(raw: Raw, limit: int = 160) -> str:
     """The beginning of recorded JSON, however large it is; raw text."""
     return bytes(memoryview(raw)[: 4 * limit + 4]).decode("utf-8", "ignore")
 
@@ -96,6 +99,8 @@ def columns(
         right: Headings of columns that are flush right.
         width: Cut the last column so that lines have this many cells, if that leaves it any; None: cut nothing.
     """
+    from rich.cells import cell_len, chop_cells
+
     table = [headings, *rows]
     last = len(headings) - 1
     wide = [max(cell_len(row[place]) for row in table) for place in range(last)]
