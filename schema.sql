@@ -765,18 +765,29 @@ begin
   return query
   select s.* from refold.standing s
    where s.thread = any (array(
-           select t.thread
-             from unnest(p_states) u(state)
-             cross join lateral (
-               select n.thread, n.created_at from refold.threads n
-                -- n.state = u.state, said so that only the index by state can serve it.
-                where n.state >= u.state and (n.state, n.created_at, n.thread) < (u.state, v_after_at, p_after)
-                  -- Of running threads only those without a live lease need somebody; of sealed ones none.
-                  and (not p_attention or not n.sealed
-                       and (n.state <> 'running' or n.lease_until is null or n.lease_until <= refold.now()))
-                order by n.state desc, n.created_at desc, n.thread desc
-                limit p_limit) t
-            order by t.created_at desc, t.thread desc
+           select c.thread
+             from (select t.thread, t.created_at
+                     from unnest(p_states) u(state)
+                     cross join lateral (
+                       select n.thread, n.created_at from refold.threads n
+                        -- n.state = u.state, said so that only the index by state can serve it.
+                        where n.state >= u.state and (n.state, n.created_at, n.thread) < (u.state, v_after_at, p_after)
+                          -- Of running threads only those without a live lease need somebody; of sealed ones none.
+                          and (not p_attention or not n.sealed
+                               and (n.state <> 'running' or n.lease_until is null or n.lease_until <= refold.now()))
+                        order by n.state desc, n.created_at desc, n.thread desc
+                        limit p_limit) t
+                    where not p_attention or u.state in ('running', 'waiting', 'parked', 'failed')
+                   union all
+                   -- Of threads at rest those need somebody that were sent something since.
+                   (select r.thread, r.created_at from refold.threads r
+                     where p_attention and r.state in ('idle', 'finished', 'cancelled') and r.state = any (p_states)
+                       and r.thread in (select m.thread from refold.inbox m where m.consumed_seq is null)
+                       and not r.sealed and (r.lease_until is null or r.lease_until <= refold.now())
+                       and (r.created_at, r.thread) < (v_after_at, p_after)
+                     order by r.created_at desc, r.thread desc
+                     limit p_limit)) c
+            order by c.created_at desc, c.thread desc
             limit p_limit))
    order by s.created_at desc, s.thread desc;
 end $$;

@@ -289,7 +289,8 @@ class Journal:
             after: `(created_at, thread)` of the last row of the page before.
             limit: Rows at most.
             states: Only these states.
-            attention: Only what needs somebody: parked, failed, waiting, or running without a live lease.
+            attention: Only what needs somebody: parked, failed, waiting, or without a live lease and either running
+                or with messages that wait.
         """
         return self._patiently(
             lambda: self.store.threads(after=after, limit=limit, states=states, attention=attention)

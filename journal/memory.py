@@ -412,9 +412,10 @@ class MemoryStore:
     def _needs_attention(self, row: _Thread) -> bool:
         if row.sealed:
             return False
-        if row.state is ThreadState.RUNNING:
-            return row.holder is None or row.lease_until <= self._sources.now_us()
-        return row.state in _ATTENTION
+        if row.state in _ATTENTION:
+            return True
+        free = row.holder is None or row.lease_until <= self._sources.now_us()
+        return free and (row.state is ThreadState.RUNNING or bool(row.waiting))
 
     def _info(self, thread: str, row: _Thread) -> ThreadInfo:
         remaining = None

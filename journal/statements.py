@@ -11,7 +11,6 @@ from .store import Admission, Append, AppendResult, Fork, Message, Outcome, Thre
 Params = tuple[Any, ...]
 Row = tuple[Any, ...]
 
-_ATTENTION = (ThreadState.RUNNING, ThreadState.WAITING, ThreadState.PARKED, ThreadState.FAILED)
 
 APPEND: LiteralString = """
 select outcome, head from refold.append(
@@ -218,10 +217,8 @@ def list_params(
 ) -> Params:
     """Parameters of LIST."""
     at, thread = after or (None, "")
-    wanted = _ATTENTION if attention and states is None else states
-    if wanted is not None:
-        wanted = [each for each in ThreadState if each in wanted and (not attention or each in _ATTENTION)]
-    names = None if wanted is None else [state.value for state in wanted]
+    wanted = tuple(ThreadState) if attention and states is None else states
+    names = None if wanted is None else [state.value for state in ThreadState if state in wanted]
     return at, thread, max(limit, 0), names, attention
 
 

@@ -250,8 +250,8 @@ class Store(Protocol):
             after: `(created_at, thread)` of the last row of the page before.
             limit: Rows at most.
             states: Only these states.
-            attention: Only what needs somebody: parked, failed, waiting, or running without a live lease;
-                no sealed threads.
+            attention: Only what needs somebody: parked, failed, waiting, or without a live lease and either running
+                or with messages that wait; no sealed threads.
         """
 
     def acquire(

@@ -13,11 +13,15 @@ from ..journal.journal import Journal
 from ..journal.store import ThreadInfo, ThreadState
 from . import events as ev
 from .errors import UnknownEvent
+from .inbox import INPUT
 from .text import moment, quoted, visible
 from .timeline import standing
 
 LAST_EVENTS = 20
 """How many of a thread's last events tell what it stopped for."""
+
+_AT_REST = (ThreadState.IDLE, ThreadState.FINISHED, ThreadState.FAILED, ThreadState.CANCELLED)
+_TENURE = (ev.RunStarted, ev.RunResumed, ev.RunReleased)
 
 
 class Attention(Struct, frozen=True):
@@ -27,13 +31,14 @@ class Attention(Struct, frozen=True):
     remedy: str
 
 
-def explain(info: ThreadInfo, last: Sequence[Event]) -> Attention:
+def explain(info: ThreadInfo, last: Sequence[Event], inputs: int = 0) -> Attention:
     """
-    Why the thread of *info* needs somebody.
+    Why the thread of *info* needs somebody; no reason if it does not.
 
     Args:
         info: Its row.
         last: Its newest events, up to `LAST_EVENTS` of them.
+        inputs: How many inputs wait to become runs of a thread at rest.
     """
     try:
         bodies = [ev.decode_event(event) for event in last]
@@ -45,11 +50,13 @@ def explain(info: ThreadInfo, last: Sequence[Event]) -> Attention:
             return _parked(info, bodies, resume)
         case ThreadState.WAITING:
             return _waiting(info, bodies, resume)
+        case _ if inputs:
+            return Attention(f"{inputs} inputs have come since and wait to become runs", resume)
         case ThreadState.FAILED:
             failed = next((b for b in reversed(bodies) if isinstance(b, ev.RunFailed)), None)
             why = f"{failed.error.type}: {failed.error.message}" if failed else "its run failed"
             return Attention(why, "start another run; " + _command("show", info))
-        case ThreadState.RUNNING | ThreadState.IDLE if not info.held:
+        case ThreadState.RUNNING if not info.held:
             return Attention("its worker is gone and the run unfinished", resume)
         case _:
             return Attention("", "")
@@ -108,13 +115,25 @@ def read_page(
         ThreadNotFound: There is no thread *after*.
     """
     place = None if after is None else (journal.info(after).created_at, after)
-    page = journal.threads(after=place, limit=limit, states=list(states) or None, attention=attention)
-    return [Seen(info, _look(journal, info) if attention else None) for info in page]
+    found: list[Seen] = []
+    while True:
+        page = journal.threads(after=place, limit=limit, states=list(states) or None, attention=attention)
+        if not attention:
+            return [Seen(info) for info in page]
+        seen = (Seen(info, _look(journal, info)) for info in page)
+        # A message that nobody can use any more needs nobody.
+        found += [each for each in seen if each.why is not None and each.why.reason]
+        if len(found) >= limit or len(page) < limit:
+            return found[:limit]
+        place = page[-1].created_at, page[-1].thread
 
 
 def _look(journal: Journal, info: ThreadInfo) -> Attention:
     after = max(0, info.head - LAST_EVENTS)
-    return explain(info, journal.read(info.thread, after=after, upto=info.head, limit=LAST_EVENTS))
+    last = journal.read(info.thread, after=after, upto=info.head, limit=LAST_EVENTS)
+    at_rest = info.state in _AT_REST and info.inbox_waiting
+    inputs = sum(each.kind == INPUT for each in journal.inbox(info.thread)) if at_rest else 0
+    return explain(info, last, inputs)
 
 
 def _parked(info: ThreadInfo, bodies: Sequence[ev.EventBody], resume: str) -> Attention:
@@ -131,9 +150,10 @@ def _parked(info: ThreadInfo, bodies: Sequence[ev.EventBody], resume: str) -> At
 def _waiting(info: ThreadInfo, bodies: Sequence[ev.EventBody], resume: str) -> Attention:
     if info.inbox_waiting:
         return Attention(f"{info.inbox_waiting} messages have come and wait to be taken", resume)
-    last = bodies[-1] if bodies else None
-    if isinstance(last, ev.RunReleased) and last.reason != "waiting":
-        return Attention(f"its worker left in good order: {last.reason}", resume)
+    # Outcomes may follow: what ran then had some time to come to its end.
+    tenure = next((b for b in reversed(bodies) if isinstance(b, _TENURE)), None)
+    if isinstance(tenure, ev.RunReleased) and tenure.reason != "waiting":
+        return Attention(f"its worker left in good order: {tenure.reason}", resume)
     open_calls: dict[str, ev.EventBody] = {}
     for body in bodies:
         call = getattr(body, "call", "")

@@ -11,6 +11,7 @@ from msgspec import Raw
 from refold.journal.envelope import Event
 from refold.journal.journal import Journal
 from refold.journal.store import ThreadState
+from refold.replay import answers
 from refold.replay import events as ev
 from refold.replay.timeline import Timeline, summary
 
@@ -290,6 +291,18 @@ def test_attention_tells_why_and_what_to_do(refold: Refold, scribe: Scribe, jour
     scribe.write(
         "left", started(), ev.RunReleased(at=1, run="r1", reason="SIGTERM"), state=ThreadState.WAITING
     )
+    scribe.write(
+        "left later",
+        started(),
+        ev.ToolStarted(at=1, call="r1/1", tool="pay", args=call, key="k"),
+        ev.RunReleased(at=1, run="r1", reason="SIGINT"),
+        ev.ToolReturned(at=1, call="r1/1", attempt=1, result=call),
+        state=ThreadState.WAITING,
+    )
+    for name in ("asked again", "left a signal"):
+        scribe.write(name, started(), ev.RunFinished(at=1, run="r1", output=call), state=ThreadState.FINISHED)
+    answers.submit(journal, "asked again", b'"more"')
+    journal.send("left a signal", key="k", kind="signal", body=b'{"name":"late"}')
 
     text = refold("threads", "--attention").stdout
     rows = {row["thread"]: row for row in documents(refold("threads", "--attention", "--json"))}
@@ -303,6 +316,11 @@ def test_attention_tells_why_and_what_to_do(refold: Refold, scribe: Scribe, jour
     assert "refold approve -- -waits r1/1.1" in rows["-waits"]["remedy"]
     assert "refold send --signal 'it'\"'\"'s' -- -waits" in rows["-waits"]["remedy"]
     assert rows["left"]["reason"] == "its worker left in good order: SIGTERM"
+    assert rows["left later"]["reason"] == "its worker left in good order: SIGINT"
+    assert rows["asked again"]["reason"] == "1 inputs have come since and wait to become runs"
+    assert rows["asked again"]["remedy"] == "refold resume 'asked again' --agent MODULE:ATTRIBUTE"
+    assert "left a signal" not in rows
+    assert len(documents(refold("threads", "--attention", "--json", "--limit", "3"))) == 3
     assert "the outcome of pay is unknown" in text
     assert refold("approve", "--by", "kim", "--", "-waits", "r1/1.1").exit_code == 0
     assert refold("send", "--signal", "it's", "--", "-waits").exit_code == 0

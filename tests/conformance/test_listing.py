@@ -65,6 +65,30 @@ def test_attention_lists_what_needs_somebody(crowd: World) -> None:
     assert names(store, attention=True, limit=2) == ["alive", "failed"]
 
 
+def test_attention_lists_threads_at_rest_that_were_sent_something_since(crowd: World) -> None:
+    store = crowd.store
+    for thread in ("idle", "finished", "cancelled", "alive"):
+        store.send(thread, key="k", kind="input", body=b"{}")
+
+    waiting = ["cancelled", "failed", "finished", "parked", "waiting", "running", "idle"]
+    assert names(store, attention=True) == waiting
+    pages: list[str] = []
+    after = None
+    while page := store.threads(after=after, limit=2, attention=True):
+        pages += [row.thread for row in page]
+        after = (page[-1].created_at, page[-1].thread)
+    assert pages == waiting
+    assert names(store, attention=True, states=[ThreadState.FINISHED, ThreadState.PARKED]) == [
+        "finished",
+        "parked",
+    ]
+    pen = Pen(store, "finished")
+    assert "finished" not in names(store, attention=True), "its holder will take it"
+    pen.write(state=ThreadState.FINISHED, consumed=(1,))
+    store.release("finished", fence=pen.fence, seen=1)
+    assert "finished" not in names(store, attention=True)
+
+
 def test_rows_tell_head_lease_and_waiting_messages(crowd: World) -> None:
     crowd.store.send("alive", key="k", kind="signal", body=b"")
 
