@@ -406,6 +406,13 @@ def show(
         head = journal.info(thread).head
         end = head if last is None else min(last, head)
         begin = first - 1 if first is not None else max(0, end - (count or EVENTS_SHOWN))
+        if first is not None and not first <= end:
+            what = (
+                f"--from {first} is after --to {last}"
+                if last is not None and first > last
+                else f"no seq {first}"
+            )
+            raise UsageError(f"thread {thread!r} has {head} events: {what}")
         for event in stream(journal, thread, after=begin, upto=end):
             if settings.json:
                 put_json(record(event))

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from ..journal import codec
+from ..journal.errors import UsageError
 from ..journal.journal import Journal
 from ..replay import events as ev
 from ..replay.runner import RunResult
@@ -65,10 +66,13 @@ def overview(journal: Journal, thread: str, *, at: int | None = None) -> Overvie
 
     Raises:
         ThreadNotFound: No such thread.
+        UsageError: It has no event *at* yet.
         Corrupt: A body is not what its kind promises.
     """
     info = journal.info(thread)
-    upto = info.head if at is None else min(at, info.head)
+    upto = info.head if at is None else at
+    if upto > info.head:
+        raise UsageError(f"thread {thread!r} has {info.head} events; there is no state at seq {at} yet")
     events = list(stream(journal, thread, upto=upto, page=1000))
     unread = [
         f"seq {event.seq}, kind {event.kind!r}, version {event.version}"

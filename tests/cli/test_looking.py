@@ -244,7 +244,30 @@ def test_state_as_of_an_event_knows_nothing_of_later_ones(refold: Refold, journa
     assert data["head"] == journal.info("t").head
     assert data["runs"][0]["status"] == "running"
     assert list(data["runs"][0]["open"]) == ["r1/2.1.1"]
-    assert documents(refold("state", "t", "--at", "999", "--json"))[0]["runs"][0]["status"] == "finished"
+
+
+@pytest.mark.parametrize(
+    "command, words",
+    [
+        ("state t --at 999", "has 7 events; there is no state at seq 999 yet"),
+        ("state t --at 8", "has 7 events"),
+        ("state t --at 0", "0 is not in the range"),
+        ("show t --from 8", "has 7 events: no seq 8"),
+        ("show t --from 5 --to 4", "--from 5 is after --to 4"),
+        ("show t --from 9 --to 20", "has 7 events: no seq 9"),
+        ("show t --last 3 --from 2", "exclude each other"),
+        ("show t --last 0", "0 is not in the range"),
+        ("diff t --at 3 --to 8", "seq 1 to 7"),
+    ],
+)
+def test_a_seq_that_is_not_there_is_said_to_be_not_there(refold: Refold, command: str, words: str) -> None:
+    assert refold("run", "bots:agent", "hi", "--thread", "t").exit_code == 0
+
+    result = refold(*command.split())
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert words in result.stderr
+    assert refold("show", "t", "--from", "6", "--to", "99").exit_code == 0
 
 
 def test_threads_are_listed_newest_first_in_pages(refold: Refold, scribe: Scribe) -> None:
