@@ -164,7 +164,7 @@ def test_debug_shows_the_traceback_of_an_import_that_fails(refold: Refold, tmp_p
         (["send", "t", "--signal", "a", "--input", "b"], "say one of"),
         (["send", "t", "--input", "b", "--value", "1"], "--value goes with --signal"),
         (["send", "t", "--signal", "a", "--value", "{"], "--value is no JSON text"),
-        (["send", "t", "--input", "b", "--key", ""], "a key is"),
+        (["send", "t", "--input", "b", "--key", ""], "a key, if one is given, is"),
         (["show", "t", "--last", "3", "--from", "1"], "exclude each other"),
         (["run", "bots:agent", "hi", "--thread", "t", "--key", ""], "a run's key is"),
         (["resume", "t", "--agent", "bots:agent"], "no run to resume"),
@@ -210,7 +210,7 @@ def test_missing_rights_are_told_with_the_statement_that_grants_them(
             assert refold("threads", "--dsn", lowly).exit_code == 0
             doctor = refold("doctor", "--dsn", lowly)
             assert doctor.exit_code == 3
-            assert "may not call: acquire, append" in doctor.stdout
+            assert "may not call: acquire, adopt, append" in doctor.stdout
         finally:
             connection.execute(f"drop owned by {role}")
             connection.execute(f"drop role {role}")
