@@ -237,6 +237,9 @@ def doctor(settings: Settings) -> None:
 @click.option("--thread", required=True, help="Thread to run on; made if it is not there.")
 @click.option("--key", help="Names the run: the same key resumes or returns that run.")
 @click.option("--supersede", is_flag=True, help="Give up an unfinished run with another input.")
+@click.option(
+    "--deadline", "deadline_s", type=float, metavar="SECONDS", help="Cancel a run that takes longer in all."
+)
 @no_wait
 def run(settings: Settings, agent: str, value: str, thread: str, no_wait: bool, **options: Any) -> None:
     """

@@ -128,6 +128,7 @@ class Agent:
         deps: Any = None,
         supersede: bool = False,
         wait: bool = True,
+        deadline_s: float | None = None,
         observe: Callable[[int, EventBody], None] | None = None,
     ) -> RunResult:
         """
@@ -144,19 +145,24 @@ class Agent:
             deps: Given to tools that ask for it; never recorded.
             supersede: Close an unfinished run with another input instead of refusing.
             wait: Wait in this process for approvals, signals and times; else return.
+            deadline_s: Seconds a run that begins now may take in all, waiting, crashes and resumes included; it is
+                cancelled then. A run that goes on keeps the deadline it began with.
             observe: Told of each event (seq, body) as it is made.
 
         Returns:
             A result whose status is finished, or parked, waiting, cancelled or released.
 
         Raises:
+            UsageError: A part does not fit, before anything is written.
             RunUnfinished: The thread holds an unfinished run with another input or key.
             ThreadBusy: A live worker holds the thread.
             RunFailed: The run ended with an error.
             Divergence: This agent no longer fits the unfinished run's log.
         """
         runner = self.runner(journal, thread, deps=deps, observe=observe)
-        return self._typed(await runner.run(value, key=key, supersede=supersede, wait=wait))
+        return self._typed(
+            await runner.run(value, key=key, supersede=supersede, wait=wait, deadline_s=deadline_s)
+        )
 
     async def resume(
         self,
@@ -201,6 +207,7 @@ class Agent:
         deps: Any = None,
         supersede: bool = False,
         wait: bool = True,
+        deadline_s: float | None = None,
     ) -> AsyncGenerator[StreamEvent, None]:
         """
         `run`, told as it happens: deltas of the model's text and calls, tools, and at last `RunEnded` with the result.
@@ -218,6 +225,8 @@ class Agent:
             deps: Given to tools that ask for it; never recorded.
             supersede: Close an unfinished run with another input instead of refusing.
             wait: Wait in this process for approvals, signals and times; else end.
+            deadline_s: Seconds a run that begins now may take in all, waiting, crashes and resumes included; it is
+                cancelled then. A run that goes on keeps the deadline it began with.
 
         Raises:
             RunUnfinished, ThreadBusy, RunFailed, Divergence: As for `run`, after the events that led to it.
@@ -225,7 +234,9 @@ class Agent:
 
         async def begin(viewer: Viewer) -> RunResult:
             runner = self.runner(journal, thread, deps=deps, viewer=viewer)
-            return self._typed(await runner.run(value, key=key, supersede=supersede, wait=wait))
+            return self._typed(
+                await runner.run(value, key=key, supersede=supersede, wait=wait, deadline_s=deadline_s)
+            )
 
         async with contextlib.aclosing(follow(journal, thread, begin)) as events:
             async for event in events:

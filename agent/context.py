@@ -27,7 +27,7 @@ class ToolContext:
         thread: Thread id.
         call: Call id, `run/path`.
         deps: What the caller passed to `run(deps=...)`; never recorded.
-        deadline_s: Seconds this attempt has in all, counted from its start.
+        deadline_s: Seconds this attempt has in all, counted from its start; never more than the run still has.
         heartbeat: Called at each beat; must be safe to call from any thread.
         cancelled: Answers whether the call should stop; must be safe to call from any thread.
         connection: The open transaction of a transactional tool, a psycopg connection; None for others.

@@ -71,6 +71,7 @@ async def run(
     key: str | None = None,
     supersede: bool = False,
     wait: bool = True,
+    deadline_s: float | None = None,
     **options: Any,
 ) -> RunResult:
     """
@@ -79,7 +80,7 @@ async def run(
     Takes the options of `runner`, and of `Agent.run` the rest, with the same promises and errors.
     """
     made = runner(program, journal, thread, **options)
-    return await made.run(value, key=key, supersede=supersede, wait=wait)
+    return await made.run(value, key=key, supersede=supersede, wait=wait, deadline_s=deadline_s)
 
 
 async def resume(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..journal import codec
 from ..journal.envelope import EVENT_BYTES_MAX
+from ..journal.errors import UsageError
 from .commands import Call, ModelCall, StepCall, ToolCall
 from .errors import ModelError
 from .ports import ModelReply
@@ -15,8 +18,18 @@ NAME_BYTES_MAX = 200
 RESULT_BYTES_MAX = EVENT_BYTES_MAX - 1024 * 1024
 """Largest recorded value: an event less room for what surrounds it."""
 
+SECONDS_MAX = 1e10
+"""Longest time that a run can be given."""
+
 _SPARE = EVENT_BYTES_MAX - RESULT_BYTES_MAX - 128 * 1024
 """Whatever stands beside it in its event, a value of this size still fits in."""
+
+
+def check_deadline(deadline_s: Any) -> None:
+    """Raise `UsageError` unless this is a time that a run can be given."""
+    number = isinstance(deadline_s, int | float) and not isinstance(deadline_s, bool)
+    if not (number and 0 < deadline_s < SECONDS_MAX):
+        raise UsageError(f"a deadline is a number of seconds over 0, not {deadline_s!r}")
 
 
 def check_call(call: Call) -> None:

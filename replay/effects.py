@@ -117,6 +117,7 @@ class Effects:
         world: What to act with.
         complete: Takes a completion on the loop; False if nobody waits for it any more.
         leaving: Whether running tools had better stop.
+        left_s: Seconds until the run's deadline.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class Effects:
         *,
         complete: Callable[[Call, int, Completion], bool],
         leaving: Callable[[], bool],
+        left_s: Callable[[], float],
     ) -> None:
         self._journal = journal
         self.sources = journal.sources
@@ -134,6 +136,7 @@ class Effects:
         self._world = world
         self._complete = complete
         self.leaving = leaving
+        self._left_s = left_s
         self._deadlines: dict[str, float] = {}
 
     async def transact(self, call: Call, attempt: int, event_of: EventOf) -> NewEvent | None:
@@ -319,7 +322,7 @@ class Effects:
             thread=self._tenure.thread,
             call=call.id,
             deps=self._world.deps,
-            deadline_s=left_s,
+            deadline_s=min(left_s, self._left_s()),
             heartbeat=beat,
             cancelled=self.leaving,
             connection=connection,

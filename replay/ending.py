@@ -18,6 +18,10 @@ ENDS: dict[type, Status] = {
 """What the event that ends a run makes of it."""
 
 
+OVERDUE = "its deadline has passed"
+"""Why a run was cancelled that was given a time and has used it up."""
+
+
 class End(Struct, frozen=True, kw_only=True):
     """How a tenure ended, and when the run wants to be taken up again."""
 

@@ -58,7 +58,11 @@ class ThreadForked(Body, frozen=True, kw_only=True, tag="thread_forked"):
 
 
 class RunStarted(Body, frozen=True, kw_only=True, tag="run_started"):
-    """A run began with this input; `definition` holds a digest for each part of the program's definition."""
+    """
+    A run began with this input; `definition` holds a digest for each part of the program's definition.
+
+    At `due` its time is over, by the database's clock: it is cancelled then.
+    """
 
     run: str
     program: str
@@ -67,6 +71,7 @@ class RunStarted(Body, frozen=True, kw_only=True, tag="run_started"):
     key: str | None = None
     definition: dict[str, str] = {}
     concurrency: int = 0
+    due: int | None = None
 
 
 class RunResumed(Body, frozen=True, kw_only=True, tag="run_resumed"):

@@ -65,7 +65,7 @@ class Interpreter:
         self.ended: ev.EventBody | None = None
         self.last: ev.EventBody | None = None
         """The event applied last."""
-        self.cancelling = False
+        self.cancelling = ""
         self.new_patches: list[str] = []
         self._leaving = False
         self._prefix = f"{run_id}/"
@@ -178,7 +178,7 @@ class Interpreter:
         return []
 
     def _cancel_requested(self, body: ev.CancelRequested) -> list[Call]:
-        self.cancelling = True
+        self.cancelling = body.reason or "cancelled"
         return []
 
     def _thread_forked(self, body: ev.ThreadForked) -> list[Call]:

@@ -46,7 +46,9 @@ class LiveHost:
         self._lock = threading.RLock()
         self._inside = False
         self._session: Session | None = None
-        self._effects = Effects(journal, tenure, world, complete=self._completed, leaving=self._leaving)
+        self._effects = Effects(
+            journal, tenure, world, complete=self._completed, leaving=self._leaving, left_s=self._left_s
+        )
         self._context = contextvars.copy_context()
         self._running: dict[str, Attempt | asyncio.Task[None]] = {}
         self._finished = asyncio.Event()
@@ -177,6 +179,9 @@ class LiveHost:
 
     def _leaving(self) -> bool:
         return self._live().leaving()
+
+    def _left_s(self) -> float:
+        return self._live().alarms.left_s()
 
     def _spawn(self, call: Call, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work, context=self._context.copy())

@@ -10,6 +10,7 @@ from ..journal import codec
 from ..journal.errors import UnsupportedValue
 from ..journal.store import Message
 from . import events as ev
+from .alarms import Alarms
 from .commands import Call, Phase, ToolCall, WaitFor
 from .events import Failure
 from .holds import Holds
@@ -102,8 +103,11 @@ def match(message: Message, interpreter: Interpreter, holds: Holds, *, at: int) 
             return None
 
 
-def has_news(interpreter: Interpreter, messages: Iterable[Message], holds: Holds, *, now: int) -> bool:
+def has_news(interpreter: Interpreter, messages: Iterable[Message], holds: Holds, alarms: Alarms) -> bool:
     """Whether going on with a run can move anything; if not, nothing is to be written."""
+    now = alarms.now_us()
+    if alarms.overdue():
+        return True
     if interpreter.machine.done is not None or interpreter.cancelling or interpreter.new_patches:
         return True
     if not _rests(interpreter, holds):

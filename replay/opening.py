@@ -44,6 +44,7 @@ def begin_run(
     host: Host,
     policy: Policy,
     new_uid: Callable[[], uuid.UUID],
+    deadline_s: float | None = None,
 ) -> Opened:
     """
     A new run on *thread*; an unfinished one is superseded.
@@ -58,6 +59,7 @@ def begin_run(
         host: Performs what the session asks.
         policy: Failures and time.
         new_uid: Draws the uid of a thread that has no event yet.
+        deadline_s: How long the run may take in all, seconds.
     """
     status = thread.status
     at = max(status.last_at, host.wall_us())
@@ -80,6 +82,7 @@ def begin_run(
         prior=program.prior([*thread.bodies, *before]),
         doubted=frozenset(after.doubted),
     )
+    due = None if deadline_s is None else host.now_us() + round(deadline_s * 1e6)
     started = ev.RunStarted(
         at=at,
         run=run_id,
@@ -89,8 +92,9 @@ def begin_run(
         key=key,
         definition=program.definition,
         concurrency=program.concurrency,
+        due=due,
     )
-    session = Session(interpreter, host, head=thread.head, last_at=at, policy=policy)
+    session = Session(interpreter, host, head=thread.head, last_at=at, policy=policy, deadline_us=due)
     if taken is not None:
         consumed.append(taken)
     left = [message for message in messages if message.id not in consumed]
@@ -153,7 +157,10 @@ def take_up_run(
         )
     pair = (run.digest, program.digest) if accept else None
     interpreter = interpret(program, thread, run, accept=pair)
-    session = Session(interpreter, host, head=thread.head, last_at=thread.status.last_at, policy=policy)
+    last_at = thread.status.last_at
+    session = Session(
+        interpreter, host, head=thread.head, last_at=last_at, policy=policy, deadline_us=run.due
+    )
     lost = run.lost_tenures
     if run.poisoned and not release:
         return Opened(session, lambda: session.rest(messages))

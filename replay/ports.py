@@ -93,7 +93,7 @@ class ToolContext(Protocol):
     deps: Any
     """What the caller passed to `run(deps=...)`; never recorded."""
     deadline_s: float
-    """Seconds this attempt has in all, counted from its start."""
+    """Seconds this attempt has in all, counted from its start; never more than the run still has."""
 
     connection: Any
     """The open transaction of a transactional tool (a psycopg connection); None for others."""

@@ -20,7 +20,7 @@ from ..journal.tenure import Tenure
 from . import events as ev
 from .bell import Bell
 from .divergence import OnDivergence, accepts
-from .door import NAME_BYTES_MAX
+from .door import NAME_BYTES_MAX, check_deadline
 from .ending import Status
 from .errors import RunFailed, RunUnfinished
 from .live import LiveHost, World
@@ -64,6 +64,7 @@ class _Wish(Struct, frozen=True, kw_only=True):
     value: bytes | None = None
     key: str | None = None
     supersede: bool = False
+    deadline_s: float | None = None
     run_id: str | None = None
     accept: bool = False
     release: bool = False
@@ -106,7 +107,13 @@ class Runner:
         """Newest inbox id that the last session knew of."""
 
     async def run(
-        self, value: Any, *, key: str | None = None, supersede: bool = False, wait: bool = True
+        self,
+        value: Any,
+        *,
+        key: str | None = None,
+        supersede: bool = False,
+        wait: bool = True,
+        deadline_s: float | None = None,
     ) -> RunResult:
         """
         Run the program on *value*, or go on with the run that this very call began before a crash.
@@ -118,8 +125,11 @@ class Runner:
             key: Names the run: the same key resumes or returns that run.
             supersede: Close an unfinished run with another input instead of refusing.
             wait: Wait in this process for signals and times; else return.
+            deadline_s: Seconds a run that begins now may take in all, waiting, crashes and resumes included; it is
+                cancelled then. A run that goes on keeps the deadline it began with.
 
         Raises:
+            UsageError: The deadline is no number of seconds.
             RunUnfinished: The thread holds an unfinished run with another input or key.
             ThreadBusy: A live worker holds the thread.
             RunFailed: The program raised.
@@ -128,7 +138,10 @@ class Runner:
         encoded = recordable(value, what="the run's input")
         if key is not None:
             check_name("a run's key", key, NAME_BYTES_MAX)
-        return await self._go(_Wish(value=encoded, key=key, supersede=supersede), wait=wait)
+        if deadline_s is not None:
+            check_deadline(deadline_s)
+        wish = _Wish(value=encoded, key=key, supersede=supersede, deadline_s=deadline_s)
+        return await self._go(wish, wait=wait)
 
     async def resume(
         self,
@@ -230,12 +243,12 @@ class Runner:
                 opened = self._take_up(thread, run, messages, host, tenure, wish)
             elif waiting is not None:
                 mine = wish.value is None and wish.run_id is None
-                opened = self._begin(thread, bytes(waiting.input), waiting.key, messages, host, waiting.id)
+                sent = _Wish(value=bytes(waiting.input), key=waiting.key)
+                opened = self._begin(thread, sent, messages, host, waiting.id)
             elif run is not None:
                 return self._result(thread.status, run)
             else:
-                assert wish.value is not None
-                opened = self._begin(thread, wish.value, wish.key, messages, host, None)
+                opened = self._begin(thread, wish, messages, host, None)
             await self._drive(host, opened, thread.status)
             run = thread.status.current
             assert run is not None
@@ -267,19 +280,15 @@ class Runner:
             session.interpreter.machine.close()
 
     def _begin(
-        self,
-        thread: Thread,
-        value: bytes,
-        key: str | None,
-        messages: list[Message],
-        host: LiveHost,
-        taken: int | None,
+        self, thread: Thread, wish: _Wish, messages: list[Message], host: LiveHost, taken: int | None
     ) -> Opened:
+        assert wish.value is not None
         return begin_run(
             self._program,
             thread,
-            value,
-            key=key,
+            wish.value,
+            key=wish.key,
+            deadline_s=wish.deadline_s,
             messages=messages,
             taken=taken,
             host=host,

@@ -17,7 +17,7 @@ from ..journal.store import Message
 from . import events as ev
 from .alarms import Alarms
 from .commands import Call, ModelCall, Phase, StepCall, ToolCall
-from .ending import ENDS, End
+from .ending import ENDS, OVERDUE, End
 from .gate import Gate
 from .holds import Holds
 from .host import Host
@@ -50,11 +50,13 @@ class Session:
         head: Seq of the thread's head, all of it durable.
         last_at: `at` of the newest event.
         policy: Failures and time.
+        deadline_us: When the run's time is over; it is cancelled then.
 
     Attributes:
         end: How the tenure ended, when it has.
         error: Why it cannot go on, when it cannot.
         mail: Messages that it knows of.
+        alarms: Its clock.
         holds: Until when calls in doubt are left alone: a rival may be at them.
     """
 
@@ -66,6 +68,7 @@ class Session:
         head: int,
         last_at: int = 0,
         policy: Policy | None = None,
+        deadline_us: int | None = None,
     ) -> None:
         self.interpreter = interpreter
         self.end: End | None = None
@@ -83,7 +86,7 @@ class Session:
         self._unmatched = False
         self._looked_up: set[str] = set()
         self._stopping: str | None = None
-        self._alarms = Alarms(host)
+        self.alarms = Alarms(host, deadline_us)
 
     # Inputs
 
@@ -110,6 +113,7 @@ class Session:
             self._stepper.record(body)
         self._base = self._outbox.head + 1
         self._emit(started)
+        self._keep_deadline()
         self._match_messages()
         self._go_on()
 
@@ -119,14 +123,15 @@ class Session:
         self.mail.remember(messages)
         if accepted is not None:
             self._stepper.record(accepted)
-        elif not has_news(self.interpreter, self.mail.waiting, self.holds, now=self._host.now_us()):
+        elif not has_news(self.interpreter, self.mail.waiting, self.holds, self.alarms):
             self._leave()
             return
         self._base = self._outbox.head + 1
         self._emit(self.interpreter.resumption(at=self._at(), rival=bool(self.holds)))
+        self._keep_deadline()
         for call in self._pending():
             if call.phase is Phase.BACKOFF and (call.retry_at or 0) > self._host.now_us():
-                self._alarms.wake_at(call.retry_at)
+                self.alarms.wake_at(call.retry_at)
             else:
                 self._begin(call)
         self._fill()
@@ -137,14 +142,14 @@ class Session:
         self._go_on()
 
     def rest(self, messages: Sequence[Message]) -> None:
-        """Leave the run as it is, whatever has come for it, unless somebody wants it cancelled."""
+        """Leave the run as it is, whatever has come for it, unless it is to be cancelled."""
         self.interpreter.tenure_over()
         self.mail.remember(messages)
-        if (wish := self.mail.cancellation(self.interpreter, self.holds, at=self._at())) is None:
-            self.end = End(status="parked")
-        else:
+        if (wish := self.mail.cancellation(self.interpreter, self.holds, at=self._at())) is not None:
             self._cancel(*wish)
-            self._go_on()
+        elif not self._keep_deadline():
+            self.end = End(status="parked")
+        self._go_on()
 
     def park(self, reason: str) -> None:
         """Stop the run before it does anything, until somebody releases it."""
@@ -223,8 +228,9 @@ class Session:
         if self.error is not None or self.end is not None:
             return
         now = self._host.now_us()
-        if self._alarms.struck(now):
+        if self.alarms.struck(now):
             self._give_up()
+        self._keep_deadline()
         for call in self._pending():
             if self._over():
                 break
@@ -232,7 +238,7 @@ class Session:
         if not self._over():
             # What waited for the end of a hold can be taken now.
             self._unmatched = self._unmatched or bool(self.holds)
-            self._alarms.wake_at(soonest(self.interpreter, self.holds, after=now))
+            self.alarms.wake_at(soonest(self.interpreter, self.holds, after=now))
         self._go_on()
 
     def stop(self, reason: str, *, grace_s: float = 0.0) -> None:
@@ -277,7 +283,7 @@ class Session:
             ) is not None:
                 self._emit(begun)
                 self._unmatched = True
-                self._alarms.wake_at(call.due)
+                self.alarms.wake_at(call.due)
             case _:
                 pass
 
@@ -302,7 +308,7 @@ class Session:
                 self._emit(unbegun(call, at=self._at()))
 
     def _idle_by_order(self) -> bool:
-        return self._stopping is not None or self._stepper.halted is not None or self.interpreter.cancelling
+        return (self.interpreter.cancelling, self._stopping, self._stepper.halted) != ("", None, None)
 
     # Outcomes
 
@@ -311,7 +317,7 @@ class Session:
         if call.phase is Phase.DOUBT:
             self._settle_doubt(call)
         if call.phase is Phase.BACKOFF:
-            self._alarms.wake_at(call.retry_at)
+            self.alarms.wake_at(call.retry_at)
 
     def _made(self, call: Call, completion: Completion) -> ev.EventBody:
         return outcome(call, completion, at=self._at(), now_us=self._host.now_us(), policy=self._policy)
@@ -335,7 +341,7 @@ class Session:
         if policy == "park" or call.path in self._looked_up:
             return
         if (until := self.holds.until(call)) is not None:
-            self._alarms.wake_at(until)
+            self.alarms.wake_at(until)
             return
         if policy == "retry":
             self._start_tool(call)
@@ -351,11 +357,16 @@ class Session:
 
     # Messages
 
-    def _cancel(self, body: ev.CancelRequested, message_id: int) -> None:
+    def _keep_deadline(self) -> bool:
+        """Cancel the run if its time is over, else see to it that it is then; whether it was cancelled now."""
+        if not self.alarms.watch() or self._over() or self._idle_by_order():
+            return False
+        run = self.interpreter.run_id
+        self._cancel(ev.CancelRequested(at=self._at(), run=run, reason=OVERDUE, by="deadline"))
+        return True
+
+    def _cancel(self, body: ev.CancelRequested, message_id: int | None = None) -> None:
         """End the run for good: begin nothing, record what returns within the grace, doubt the rest."""
-        if self.interpreter.cancelling:
-            self._outbox.discard(message_id)
-            return
         self._emit(body, consumed=message_id)
         self._drop_gated()
         for call in filter(self._gate.holds, self._pending()):
@@ -426,6 +437,8 @@ class Session:
             self._outbox.flush(leaving=self._stopping is not None)
         elif self._stopping is not None:
             self.end = End(status="released")
+        elif self._keep_deadline():
+            self._go_on()
         else:
             self._rest()
 
@@ -434,9 +447,9 @@ class Session:
         if isinstance(self._outbox.last, ev.RunReleased | ev.RunParked):
             self._leave()
             return
-        due = soonest(self.interpreter, self.holds)
+        due = self.alarms.sooner(soonest(self.interpreter, self.holds))
         if due is not None and due <= self._host.now_us() + round(self._policy.hold_wait_s * 1e6):
-            self._alarms.wake_at(due)
+            self.alarms.wake_at(due)
             return
         run, doubts = self.interpreter.run_id, self._doubts()
         if doubts:
@@ -450,7 +463,9 @@ class Session:
         if self._doubts() or isinstance(self._outbox.last, ev.RunParked):
             self.end = End(status="parked")
         else:
-            self.end = End(status="waiting", wake_at=soonest(self.interpreter, self.holds))
+            self.end = End(
+                status="waiting", wake_at=self.alarms.sooner(soonest(self.interpreter, self.holds))
+            )
 
     def _doubts(self) -> list[Call]:
         """Calls that only somebody outside can settle."""
@@ -458,7 +473,7 @@ class Session:
 
     def _give_up(self) -> None:
         """Grace is over: what still runs is in doubt, and a cancelled run ends."""
-        self._alarms.end_grace()
+        self.alarms.end_grace()
         at = self._at()
         for call in filter(self._gate.holds, self._pending()):
             self._gate.abandon(call)
@@ -466,11 +481,13 @@ class Session:
                 why = "it was still running when its worker left"
                 self._emit(ev.ToolInDoubt(at=at, call=call.id, attempt=call.attempt, why=why))
         if self.interpreter.cancelling and not self._over():
-            self._emit(ev.RunCancelled(at=at, run=self.interpreter.run_id, reason="cancelled"))
+            self._emit(
+                ev.RunCancelled(at=at, run=self.interpreter.run_id, reason=self.interpreter.cancelling)
+            )
 
     def _set_grace(self, grace_s: float) -> None:
         if not self._gate.idle:
-            self._alarms.set_grace(grace_s, self._host.now_us())
+            self.alarms.set_grace(grace_s, self._host.now_us())
 
     def _over(self) -> bool:
         return self._stepper.halted is not None or self.interpreter.ended is not None

@@ -70,6 +70,8 @@ class RunState(Struct):
     input: Raw
     key: str | None = None
     started_at: int = 0
+    due: int | None = None
+    """When its time is over."""
     first_seq: int = 0
     last_seq: int = 0
     status: RunStatus = "running"
@@ -168,6 +170,9 @@ class ThreadStatus(Struct):
                 self.uid = body.uid
             case ev.ThreadForked():
                 self.uid, self.origin = body.uid, body.origin
+                if self.unfinished is not None:
+                    # The deadline was the parent's; a fork is made to see how it would go on.
+                    self.unfinished.due = None
             case ev.RunStarted():
                 self.starts[body.run] = Start(self.uid, frozenset(self.doubted))
                 self.runs.append(
@@ -178,6 +183,7 @@ class ThreadStatus(Struct):
                         input=body.input,
                         key=body.key,
                         started_at=body.at,
+                        due=body.due,
                         first_seq=seq,
                         last_seq=seq,
                     )

@@ -430,8 +430,8 @@ def the_lease_is_not_checked_before_a_call(still_ours: Any) -> Any:
 def timers_strike_when_nothing_else_goes_on(init: Any) -> Any:
     def deaf(self: Any, *args: Any, **options: Any) -> None:
         init(self, *args, **options)
-        wake_at = self._alarms.wake_at
-        self._alarms.wake_at = lambda at_us: wake_at(at_us) if self._gate.idle else None
+        wake_at = self.alarms.wake_at
+        self.alarms.wake_at = lambda at_us: wake_at(at_us) if self._gate.idle else None
 
     return deaf
 
