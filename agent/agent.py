@@ -20,7 +20,7 @@ from ..replay.program import CONCURRENCY_DEFAULT, Program, digest_text
 from ..replay.recording import Policy
 from ..replay.requests import Messages
 from ..replay.run import Run
-from ..replay.runner import Runner, RunResult
+from ..replay.runner import OnParked, Runner, RunResult
 from .budget import Budget, read_budget
 from .context import ToolContext
 from .conversation import fold_prior, tell
@@ -130,6 +130,7 @@ class Agent:
         wait: bool = True,
         deadline_s: float | None = None,
         observe: Callable[[int, EventBody], None] | None = None,
+        on_parked: OnParked | None = None,
     ) -> RunResult:
         """
         Answer an input on a thread, or go on with the run that this very call began before a crash.
@@ -148,6 +149,7 @@ class Agent:
             deadline_s: Seconds a run that begins now may take in all, waiting, crashes and resumes included; it is
                 cancelled then. A run that goes on keeps the deadline it began with.
             observe: Told of each event (seq, body) as it is made.
+            on_parked: Told, with the result, when the run is parked: once for each parking, sync or async.
 
         Returns:
             A result whose status is finished, or parked, waiting, cancelled or released.
@@ -159,7 +161,7 @@ class Agent:
             RunFailed: The run ended with an error.
             Divergence: This agent no longer fits the unfinished run's log.
         """
-        runner = self.runner(journal, thread, deps=deps, observe=observe)
+        runner = self.runner(journal, thread, deps=deps, observe=observe, on_parked=on_parked)
         return self._typed(
             await runner.run(value, key=key, supersede=supersede, wait=wait, deadline_s=deadline_s)
         )
@@ -175,6 +177,7 @@ class Agent:
         on_divergence: OnDivergence = "stop",
         release: bool = False,
         observe: Callable[[int, EventBody], None] | None = None,
+        on_parked: OnParked | None = None,
     ) -> RunResult:
         """
         Go on with the thread's unfinished run; a run that has ended is only reported.
@@ -188,12 +191,13 @@ class Agent:
             on_divergence: "stop" at a changed request, or "accept" it (never another shape) and record that.
             release: Go on with a run that was parked because its workers died again and again.
             observe: Told of each event (seq, body) as it is made.
+            on_parked: Told, with the result, when the run is parked: once for each parking, sync or async.
 
         Raises:
             ThreadNotFound: No such thread.
             ThreadBusy, RunFailed, Divergence: As for `run`.
         """
-        runner = self.runner(journal, thread, deps=deps, observe=observe)
+        runner = self.runner(journal, thread, deps=deps, observe=observe, on_parked=on_parked)
         result = await runner.resume(steal=steal, wait=wait, on_divergence=on_divergence, release=release)
         return self._typed(result)
 
@@ -208,6 +212,7 @@ class Agent:
         supersede: bool = False,
         wait: bool = True,
         deadline_s: float | None = None,
+        on_parked: OnParked | None = None,
     ) -> AsyncGenerator[StreamEvent, None]:
         """
         `run`, told as it happens: deltas of the model's text and calls, tools, and at last `RunEnded` with the result.
@@ -227,13 +232,14 @@ class Agent:
             wait: Wait in this process for approvals, signals and times; else end.
             deadline_s: Seconds a run that begins now may take in all, waiting, crashes and resumes included; it is
                 cancelled then. A run that goes on keeps the deadline it began with.
+            on_parked: Told, with the result, when the run is parked: once for each parking, sync or async.
 
         Raises:
             RunUnfinished, ThreadBusy, RunFailed, Divergence: As for `run`, after the events that led to it.
         """
 
         async def begin(viewer: Viewer) -> RunResult:
-            runner = self.runner(journal, thread, deps=deps, viewer=viewer)
+            runner = self.runner(journal, thread, deps=deps, viewer=viewer, on_parked=on_parked)
             return self._typed(
                 await runner.run(value, key=key, supersede=supersede, wait=wait, deadline_s=deadline_s)
             )
@@ -262,6 +268,7 @@ class Agent:
         deps: Any = None,
         observe: Callable[[int, EventBody], None] | None = None,
         viewer: Viewer | None = None,
+        on_parked: OnParked | None = None,
         program: Program | None = None,
         models: ModelClient | None = None,
     ) -> Runner:
@@ -279,7 +286,15 @@ class Agent:
             settled=viewer.settled if viewer else None,
         )
         observe = observe if viewer is None else viewer.observe
-        return Runner(program or self.program, journal, thread, world, policy=self.policy, observe=observe)
+        return Runner(
+            program or self.program,
+            journal,
+            thread,
+            world,
+            policy=self.policy,
+            observe=observe,
+            on_parked=on_parked,
+        )
 
     @property
     def client(self) -> ModelClient:

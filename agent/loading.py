@@ -19,7 +19,7 @@ from ..journal.journal import Journal
 from ..replay.answers import from_json
 from ..replay.events import EventBody
 from ..replay.program import Program
-from ..replay.runner import Runner
+from ..replay.runner import OnParked, Runner
 from . import programs
 from .agent import Agent
 
@@ -107,11 +107,12 @@ def runner_of(
     thread: str,
     *,
     observe: Callable[[int, EventBody], None] | None = None,
+    on_parked: OnParked | None = None,
 ) -> Runner:
     """What runs an agent or program on one thread."""
     if isinstance(runnable, Agent):
-        return runnable.runner(journal, thread, observe=observe)
-    return programs.runner(runnable, journal, thread, observe=observe)
+        return runnable.runner(journal, thread, observe=observe, on_parked=on_parked)
+    return programs.runner(runnable, journal, thread, observe=observe, on_parked=on_parked)
 
 
 def _imported(name: str) -> ModuleType:

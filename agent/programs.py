@@ -12,7 +12,7 @@ from ..replay.live import Limits, World
 from ..replay.ports import ModelClient
 from ..replay.program import Program
 from ..replay.recording import Policy
-from ..replay.runner import Runner, RunResult
+from ..replay.runner import OnParked, Runner, RunResult
 from .agent import run_blocking
 from .context import ToolContext
 
@@ -42,6 +42,7 @@ def runner(
     policy: Policy | None = None,
     limits: Limits | None = None,
     observe: Callable[[int, EventBody], None] | None = None,
+    on_parked: OnParked | None = None,
 ) -> Runner:
     """
     What runs a program on one thread.
@@ -55,11 +56,12 @@ def runner(
         policy: How failures are retried.
         limits: Times kept to.
         observe: Told of each event (seq, body) as it is made.
+        on_parked: Told, with the result, when the run is parked: once for each parking, sync or async.
     """
     world = World(
         models=models or LazyClient(), make_context=ToolContext, deps=deps, limits=limits or Limits()
     )
-    return Runner(program, journal, thread, world, policy=policy, observe=observe)
+    return Runner(program, journal, thread, world, policy=policy, observe=observe, on_parked=on_parked)
 
 
 async def run(

@@ -14,7 +14,7 @@ from ..journal.errors import ThreadNotFound
 from ..journal.journal import Journal
 from ..replay import events as ev
 from ..replay.ending import Status
-from ..replay.runner import Runner, RunResult, read_all
+from ..replay.runner import OnParked, Runner, RunResult, read_all
 from ..replay.status import fold
 from .loading import Runnable, runner_of
 
@@ -57,6 +57,7 @@ def serve(
     thread: str,
     go: Go,
     tell: Callable[[int, ev.EventBody], None] | None = None,
+    on_parked: OnParked | None = None,
 ) -> Served:
     """
     Run an agent or program on a thread; on SIGTERM and Ctrl-C it leaves in good order, on a second one at once.
@@ -67,12 +68,14 @@ def serve(
         thread: Thread id.
         go: From a runner, the coroutine of its `run` or `resume`.
         tell: Told of each event (seq, body) as it is made.
+        on_parked: Told, with the result, when the run is parked: once for each parking, sync or async.
 
     Raises:
         RefoldError: As `run` and `resume` do; and when the journal cannot say what was left.
     """
     watch = _Watch(tell)
-    served = asyncio.run(_serve(runner_of(runnable, journal, thread, observe=watch), go, watch))
+    runner = runner_of(runnable, journal, thread, observe=watch, on_parked=on_parked)
+    served = asyncio.run(_serve(runner, go, watch))
     return served if served.result is not None else structs.replace(served, result=_left(journal, thread))
 
 

@@ -23,6 +23,7 @@ from .divergence import OnDivergence, accepts
 from .door import NAME_BYTES_MAX, check_deadline
 from .ending import Status
 from .errors import RunFailed, RunUnfinished
+from .hooks import tell
 from .live import LiveHost, World
 from .opening import Opened, begin_run, first_input, take_up_run
 from .program import Program
@@ -58,6 +59,12 @@ class RunResult(Struct, frozen=True, kw_only=True):
     run_id: str
 
 
+OnParked = Callable[[RunResult], Any]
+"""Told of a parking; may be async."""
+
+_PARKING = frozenset({ev.RunParked, ev.RunResumed, ev.RunStarted})
+
+
 class _Wish(Struct, frozen=True, kw_only=True):
     """What a caller wants of a thread: a run for an input, or the run that is already there."""
 
@@ -81,6 +88,8 @@ class Runner:
         world: Model client, tools' surroundings, times.
         policy: Failures and time.
         observe: Told of each event as it is made.
+        on_parked: Told, once for each parking, that the run is parked, why and what waits for an answer. It may be
+            async, is called when the thread is free again, and can harm nothing by what it raises.
     """
 
     def __init__(
@@ -92,6 +101,7 @@ class Runner:
         *,
         policy: Policy | None = None,
         observe: Observe | None = None,
+        on_parked: OnParked | None = None,
     ) -> None:
         self._program = program
         self._journal = journal
@@ -99,6 +109,9 @@ class Runner:
         self._world = world
         self._policy = policy or Policy()
         self._observe = observe
+        self._on_parked = on_parked
+        self._parked_now = False
+        """Whether the run was parked by this runner, which nobody has been told yet."""
         self._host: LiveHost | None = None
         self._stopped = False
         self._wake_at: int | None = None
@@ -199,6 +212,9 @@ class Runner:
                 if not tenure.ended:
                     # Shielded: the lease is given back even if the caller is being cancelled.
                     await asyncio.shield(asyncio.to_thread(self._give_back, tenure))
+            if result.status == "parked" and self._parked_now and self._on_parked is not None:
+                self._parked_now = False
+                await tell(self._on_parked, result)
             if result.status != "waiting" or not wait or self._stopped:
                 return result
             await self._news(result, tenure.now_us)
@@ -268,6 +284,8 @@ class Runner:
 
         def observe(seq: int, body: ev.EventBody) -> None:
             status.apply(seq, body)
+            if type(body) in _PARKING:
+                self._parked_now = type(body) is ev.RunParked
             if self._observe is not None:
                 self._observe(seq, body)
 
