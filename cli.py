@@ -103,7 +103,7 @@ class Commands(click.Group):
         if ctx.ensure_object(Settings).debug:
             import traceback
 
-            traceback.print_exception(caught)
+            click.echo(visible("".join(traceback.format_exception(caught)), lines=True), err=True, nl=False)
         click.echo(f"refold: {text}", err=True)
         raise click.exceptions.Exit(getattr(caught, "exit_code", 1))
 
@@ -923,9 +923,9 @@ def put_json(value: Any) -> None:
 
 
 def put_lines(lines: Iterable[str]) -> None:
-    """Lines that are safe already."""
+    """Lines, each of which stays one: safe already as a rule, and made so where a room forgot."""
     for each in lines:
-        click.echo(each)
+        click.echo(visible(each))
 
 
 def put_rows(rows: Sequence[Row]) -> None:

@@ -110,7 +110,9 @@ def _run(pinned: _Pinned, thread: _Thread) -> None:
     import pytest
 
     from ..journal.errors import RefoldError
+    from ..replay.divergence import Divergence
     from ..replay.offline import Source, replay_sources
+    from ..replay.text import visible
     from .loading import load, program_of
 
     source = thread.source
@@ -128,9 +130,9 @@ def _run(pinned: _Pinned, thread: _Thread) -> None:
             if found.divergence is not None:
                 raise found.divergence
             if found.error:
-                pytest.fail(found.error, pytrace=False)
+                pytest.fail(visible(found.error), pytrace=False)
     except RefoldError as error:
-        pytest.fail(str(error), pytrace=False)
+        pytest.fail(visible(str(error), lines=isinstance(error, Divergence)), pytrace=False)
 
 
 def _record(runnable: Agent | Program, thread: _Thread, value: Any) -> None:

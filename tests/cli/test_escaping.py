@@ -14,6 +14,8 @@ from bots import HOSTILE
 from cli_kit import Refold, Scribe, documents, raw_event
 from msgspec import Raw
 from refold.journal import codec
+from refold.journal.journal import Journal
+from refold.journal.store import ThreadState
 from refold.replay import events as ev
 from refold.replay.text import columns, quoted, visible, visible_json
 
@@ -195,3 +197,84 @@ def on_a_terminal(args: list[str], dsn: str, folder: Path) -> str:
     os.close(master)
     assert child.wait() == 0, seen
     return seen.decode()
+
+
+RUN = "r\x1b[2J\x07\u202e"
+
+
+@pytest.fixture
+def forged(scribe: Scribe) -> str:
+    """A thread as a hostile file could bring it: ids of runs and calls, authors and reasons drive terminals too."""
+    null, call = Raw(b"null"), f"{RUN}/1\x1b[1A"
+    scribe.write(
+        THREAD,
+        ev.ThreadCreated(at=1, uid="u"),
+        ev.RunStarted(at=1, run=RUN, program=HOSTILE, digest="d", input=Raw(codec.encode(HOSTILE))),
+        ev.ToolStarted(at=1, call=call, tool=TOOL, args=null, key=HOSTILE),
+        ev.ToolInDoubt(at=1, call=call, attempt=1, why=HOSTILE),
+        ev.ToolResolved(
+            at=1,
+            call=call,
+            attempt=1,
+            outcome="failed",
+            error=ev.Failure(HOSTILE, HOSTILE),
+            by=HOSTILE,
+        ),
+        ev.ApprovalRequested(at=1, call=f"{call}2", tool=TOOL, args=null),
+        ev.ToolStarted(at=1, call=f"{call}3", tool=TOOL, args=null, key="k"),
+        ev.RunParked(at=1, run=RUN, reason=HOSTILE, calls=[f"{call}3"]),
+        state=ThreadState.PARKED,
+    )
+    return THREAD
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("show", "THREAD", "--full"),
+        ("state", "THREAD"),
+        ("threads",),
+        ("threads", "--attention"),
+        ("stats", "THREAD"),
+        ("stats",),
+        ("fork", "THREAD", "--at", "3"),
+        ("fork", "THREAD", "--as", "x\x1b[2J\u202e"),
+        ("fork", "THREAD", "--as", "THREAD"),
+        ("fork", "THREAD", "--replace", "8=1"),
+        ("diff", "THREAD", "--at", "2"),
+        ("diff", "THREAD", "--at", "99"),
+        ("diff", "THREAD", "THREAD~3"),
+        ("export", "THREAD", "--to", "t.jsonl"),
+        ("export", "--all", "--to", "folder\x1b[2J/"),
+        ("import", "t.jsonl"),
+        ("import", "t.jsonl", "--as", "THREAD~"),
+        ("verify", "THREAD"),
+        ("verify", "t.jsonl"),
+        ("replay", "THREAD", "--agent", "bots:agent"),
+        ("replay", "t.jsonl", "THREAD", "--agent", "bots:agent"),
+        ("replay", "THREAD", "--agent", "bots:agent", "--live"),
+        ("resume", "THREAD", "--agent", "bots:agent"),
+        ("run", "bots:agent", "hi", "--thread", "THREAD"),
+        ("run", "bots:agent", "hi", "--thread", "THREAD", "--debug"),
+        ("resolve", "THREAD", "r\x1b[2J/1", "--did-not-happen"),
+        ("resolve", "THREAD", f"{RUN}/1\x1b[1A3", "--did-not-happen"),
+        ("approve", "THREAD", f"{RUN}/1\x1b[1A2", "--by", HOSTILE, "--note", HOSTILE),
+        ("deny", "THREAD", "r1/9\x1b[2J"),
+        ("send", "THREAD", "--signal", "s\x1b[2J"),
+        ("send", "THREAD", "--input", HOSTILE, "--key", "k\x1b[2J"),
+        ("cancel", "THREAD", "--reason", HOSTILE),
+    ],
+)
+def test_no_command_lets_a_foreign_text_reach_the_terminal_as_it_is(
+    refold: Refold, journal: Journal, forged: str, command: tuple[str, ...]
+) -> None:
+    refold("fork", THREAD, "--at", "3")
+    refold("export", THREAD, "--to", "t.jsonl")
+    words = [word.replace("THREAD", THREAD) for word in command]
+
+    result = refold(*words)
+
+    assert result.output
+    assert OBEYED.findall(result.output) == []
+    assert result.exit_code in (0, 1, 2)
+    assert "unexpected" not in result.output
