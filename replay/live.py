@@ -51,6 +51,7 @@ class LiveHost:
         )
         self._context = contextvars.copy_context()
         self._running: dict[str, Attempt | asyncio.Task[None]] = {}
+        self._alarm: asyncio.TimerHandle | None = None
         self._finished = asyncio.Event()
         self._detached = False
 
@@ -136,7 +137,10 @@ class LiveHost:
         if self._detached:
             return
         delay_s = max(0.0, (at_us - self.now_us()) / 1e6)
-        self._loop.call_later(delay_s, self._enter, lambda: self._live().alarm())
+        if self._alarm is not None:
+            # A session that has been woken asks again for whatever is due later.
+            self._alarm.cancel()
+        self._alarm = self._loop.call_later(delay_s, self._enter, lambda: self._live().alarm())
 
     # Running
 
@@ -166,6 +170,8 @@ class LiveHost:
                 self._detached = True
             if not self._loop.is_closed():
                 poller.cancel()
+                if self._alarm is not None:
+                    self._alarm.cancel()
                 for running in list(self._running.values()):
                     running.cancel()
 

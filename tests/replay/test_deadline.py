@@ -136,11 +136,21 @@ async def test_a_parked_run_whose_time_is_over_is_cancelled_and_begins_nothing(
     assert (result.status, len(begun)) == ("cancelled", 1)
 
 
-async def test_a_run_that_ends_in_time_is_not_touched(journal: Journal) -> None:
-    agent = Agent("a", model=ScriptedModel(["hello"]))
+async def test_a_run_that_ends_in_time_is_not_touched_and_leaves_no_alarm_behind(journal: Journal) -> None:
+    @program
+    async def quick(run: Run) -> str:
+        for _ in range(3):
+            await run.sleep(0.001)
+        await run.gather(run.wait_for("never", timeout=0.002), run.sleep(0.001))
+        return "done"
 
-    assert (await agent.run("hi", journal=journal, thread="t", deadline_s=60)).output == "hello"
+    result = await refold.run(quick, journal=journal, thread="t", deadline_s=3600)
+    waiting = await refold.run(waits, journal=journal, thread="u", deadline_s=3600, wait=False, policy=FAST)
+    loop: Any = asyncio.get_running_loop()
+
+    assert (result.output, waiting.status) == ("done", "waiting")
     assert "cancel_requested" not in kinds(journal)
+    assert [handle for handle in loop._scheduled if not handle.cancelled()] == []
 
 
 async def test_a_stream_keeps_the_deadline_too(journal: Journal) -> None:
