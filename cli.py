@@ -403,19 +403,16 @@ def show(
 
     if count is not None and first is not None:
         raise UsageError("--last and --from exclude each other")
+    if first is not None and last is not None and first > last:
+        raise UsageError(f"--from {first} is after --to {last}")
     timeline = Timeline()
     rows: list[Row] = []
     with settings.journal() as journal:
         head = journal.info(thread).head
         end = head if last is None else min(last, head)
         begin = first - 1 if first is not None else max(0, end - (count or EVENTS_SHOWN))
-        if first is not None and not first <= end:
-            what = (
-                f"--from {first} is after --to {last}"
-                if last is not None and first > last
-                else f"no seq {first}"
-            )
-            raise UsageError(f"thread {thread!r} has {head} events: {what}")
+        if first is not None and first > head:
+            note(f"{quoted(thread)} has {head} events, and no seq {first} yet")
         for event in stream(journal, thread, after=begin, upto=end):
             if settings.json:
                 put_json(record(event))

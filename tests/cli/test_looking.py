@@ -55,7 +55,6 @@ def test_events_of_one_moment_are_shown_in_the_order_of_their_seq(refold: Refold
         (["--from", "301"], range(301, 303)),
         (["--from", "1"], range(1, 303)),
         (["--from", "400"], range(0)),
-        (["--from", "9", "--to", "5"], range(0)),
     ],
 )
 def test_show_gives_the_newest_events_or_the_range_asked_for(
@@ -252,9 +251,7 @@ def test_state_as_of_an_event_knows_nothing_of_later_ones(refold: Refold, journa
         ("state t --at 999", "has 7 events; there is no state at seq 999 yet"),
         ("state t --at 8", "has 7 events"),
         ("state t --at 0", "0 is not in the range"),
-        ("show t --from 8", "has 7 events: no seq 8"),
         ("show t --from 5 --to 4", "--from 5 is after --to 4"),
-        ("show t --from 9 --to 20", "has 7 events: no seq 9"),
         ("show t --last 3 --from 2", "exclude each other"),
         ("show t --last 0", "0 is not in the range"),
         ("diff t --at 3 --to 8", "seq 1 to 7"),
@@ -267,7 +264,8 @@ def test_a_seq_that_is_not_there_is_said_to_be_not_there(refold: Refold, command
 
     assert (result.exit_code, result.stdout) == (2, "")
     assert words in result.stderr
-    assert refold("show", "t", "--from", "6", "--to", "99").exit_code == 0
+    assert refold("show", "t", "--from", "6", "--to", "99").stderr == ""
+    assert refold("show", "t", "--from", "8").stderr == "t has 7 events, and no seq 8 yet\n"
 
 
 def test_threads_are_listed_newest_first_in_pages(refold: Refold, scribe: Scribe) -> None:
