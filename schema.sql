@@ -73,8 +73,8 @@ return pg_snapshot_xmin(pg_current_snapshot())::text::bigint + refold.xid_base()
 -- What may stand in a column. Domains, since the server reads a table's CHECKs anew for every statement that
 -- writes to it, and keeps a domain's at hand: that is a tenth of an append.
 create domain refold.thread_id as text collate "C" check (octet_length(value) between 1 and 200);
-create domain refold.seq as bigint check (value > 0);
-create domain refold.head as bigint check (value >= 0);
+create domain refold.seq as integer check (value > 0);
+create domain refold.head as integer check (value >= 0);
 create domain refold.kind as text check (octet_length(value) between 1 and 64);
 create domain refold.version as smallint check (value > 0);
 create domain refold.digest as bytea check (octet_length(value) = 32);
@@ -94,10 +94,9 @@ create table refold.threads (
   state        refold.state     not null default 'idle',
   sealed       boolean          not null default false,
   wake_at      timestamptz,
-  head         refold.head      not null default 0,
   head_xid     bigint           not null default 0,
   lease_until  timestamptz,
-  updated_at   timestamptz      not null default refold.now(),
+  head         refold.head      not null default 0,
   head_hash    bytea            not null default sha256('refold log 1')
 ) with (fillfactor = 70);
 
@@ -107,9 +106,9 @@ create index threads_by_state on refold.threads (state, created_at, thread);
 -- The logs. No foreign key: only the functions insert, and they have just updated the thread's row. Columns
 -- are ordered by their alignment, so that no row is padded.
 create table refold.events (
-  seq          refold.seq       not null,
   xid          bigint           not null,
   recorded_at  timestamptz      not null,
+  seq          refold.seq       not null,
   fence        integer          not null,
   version      refold.version   not null,
   id           uuid             not null,
@@ -212,7 +211,7 @@ declare
 begin
   update refold.threads t
      set head = p_expected + 1, head_hash = p_hash, head_xid = v_xid, state = p_state,
-         wake_at = refold.from_micros(p_wake_at), updated_at = v_now,
+         wake_at = refold.from_micros(p_wake_at),
          lease_until = v_now + p_ttl_s * interval '1 second'
    where t.thread = p_thread and t.head = p_expected and t.head_hash = p_head_hash
      and t.fence = p_fence and t.holder is not null and t.head_xid < v_xid;
@@ -257,7 +256,7 @@ declare
 begin
   update refold.threads t
      set head = p_expected + 2, head_hash = p_next_hash, head_xid = v_xid, state = p_state,
-         wake_at = refold.from_micros(p_wake_at), updated_at = v_now,
+         wake_at = refold.from_micros(p_wake_at),
          lease_until = v_now + p_ttl_s * interval '1 second'
    where t.thread = p_thread and t.head = p_expected and t.head_hash = p_head_hash
      and t.fence = p_fence and t.holder is not null and t.head_xid < v_xid;
@@ -304,7 +303,7 @@ begin
   if refold.all_wait(p_thread, p_consumed) then
     update refold.threads t
        set head = v_last, head_hash = v_last_hash, head_xid = v_xid, state = p_state,
-           wake_at = refold.from_micros(p_wake_at), updated_at = v_now,
+           wake_at = refold.from_micros(p_wake_at),
            lease_until = v_now + p_ttl_s * interval '1 second'
      where t.thread = p_thread and t.head = p_expected and t.head_hash = p_head_hash
        and t.fence = p_fence and t.holder is not null and t.head_xid < v_xid;
@@ -383,7 +382,7 @@ begin
     if refold.all_wait(p_threads[i], v_consumed) then
       update refold.threads t
          set head = p_last[i], head_hash = p_last_hashes[i], head_xid = v_xid, state = p_states[i],
-             wake_at = refold.from_micros(p_wakes_at[i]), updated_at = v_now,
+             wake_at = refold.from_micros(p_wakes_at[i]),
              lease_until = v_now + p_ttls_s[i] * interval '1 second'
        where t.thread = p_threads[i] and t.head = p_expected[i] and t.head_hash = p_head_hashes[i]
          and t.fence = p_fences[i] and t.holder is not null and t.head_xid < v_xid;
@@ -415,10 +414,8 @@ end $$;
 -- True if the thread was made now.
 create function refold.create(p_thread text) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
-declare
-  v_now timestamptz := refold.now();
 begin
-  insert into refold.threads (thread, created_at, updated_at) values (p_thread, v_now, v_now)
+  insert into refold.threads (thread) values (p_thread)
   on conflict (thread) do nothing;
   return found;
 end $$;
@@ -582,8 +579,8 @@ begin
                   where e.thread = p_origin and e.seq = p_upto and e.hash = p_upto_hash) then
     return 'missing';
   end if;
-  insert into refold.threads (thread, head, head_hash, head_xid, fence, state, created_at, updated_at)
-  values (p_thread, v_last, v_last_hash, v_xid, 1, p_state, v_now, v_now)
+  insert into refold.threads (thread, head, head_hash, head_xid, fence, state, created_at)
+  values (p_thread, v_last, v_last_hash, v_xid, 1, p_state, v_now)
   on conflict (thread) do nothing;
   if not found then
     return case when exists (select from refold.events e
@@ -659,8 +656,7 @@ begin
     outcome := 'open';
   else
     update refold.threads t
-       set head = p_expected + v_count, head_hash = v_hash, head_xid = v_xid, state = p_state,
-           updated_at = refold.now()
+       set head = p_expected + v_count, head_hash = v_hash, head_xid = v_xid, state = p_state
      where t.thread = p_thread;
     insert into refold.events (thread, seq, id, kind, version, fence, xid, recorded_at, hash, body)
     select p_thread, p_expected + u.i, u.id, u.kind, u.version, 0, v_xid, refold.from_micros(u.at), u.hash, u.body
@@ -734,7 +730,8 @@ select t.thread,
        t.state,
        t.wake_at,
        t.created_at,
-       t.updated_at,
+       coalesce((select e.recorded_at from refold.events e where e.thread = t.thread and e.seq = t.head),
+                t.created_at) as updated_at,
        (select count(*) from refold.inbox m
          where m.thread = t.thread and m.consumed_seq is null) as inbox_waiting,
        t.sealed,

@@ -280,7 +280,7 @@ class MemoryStore:
                 row.sealed = True
             self._xid += 1
             self._keep(row, thread, given, 0)
-            row.head_hash, row.state, row.updated_at = previous, admission.state, self._sources.now_us()
+            row.head_hash, row.state, row.updated_at = previous, admission.state, given[-1].recorded_at
             return Admitted.ADMITTED
 
     def fork(self, fork: Fork) -> bool:

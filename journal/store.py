@@ -188,6 +188,7 @@ class ThreadInfo(Struct, frozen=True, kw_only=True):
     wake_at_us: int | None
     created_at: int
     updated_at: int
+    """When the newest event was recorded; without one, when the thread was made."""
     inbox_waiting: int
     sealed: bool = False
     """Imported and not adopted: nobody can acquire it."""
