@@ -21,10 +21,6 @@ _INT2, _INT4, _INT8, _FLOAT8 = (struct.Struct(form) for form in (">h", ">i", ">q
 _ARRAY = struct.Struct(">iiIii")
 
 
-def _raw(value: Any) -> bytes:
-    return bytes(value)
-
-
 def _uuid(value: Any) -> bytes:
     data: bytes = value.bytes
     return data
@@ -33,7 +29,7 @@ def _uuid(value: Any) -> bytes:
 # How a parameter of each type is written, and the type's number in the server's catalog.
 _TYPES: dict[str, tuple[Callable[[Any], bytes], int]] = {
     "text": (str.encode, 25),
-    "bytea": (_raw, 17),
+    "bytea": (bytes, 17),
     "int2": (_INT2.pack, 21),
     "int4": (_INT4.pack, 23),
     "int8": (_INT8.pack, 20),
