@@ -15,7 +15,7 @@ from msgspec import Struct
 from ..journal import codec
 from ..replay import ports
 from ..replay.errors import ToolError
-from ..replay.outcomes import DidNotHappen, Happened, Reconciled, Unknown
+from ..replay.outcomes import DidNotHappen, Happened, NoAnswer, Reconciled, Unknown
 from . import offload
 from .docstrings import describe
 from .errors import ToolDefinitionError
@@ -185,7 +185,7 @@ class Tool(Struct, Generic[P, R], frozen=True, eq=False, kw_only=True):
         return function(**kwargs)
 
     async def reconcile(self, args: Mapping[str, Any], context: ports.ToolContext) -> Reconciled:
-        """Ask the outside world about a call in doubt; a reconciler that fails has answered `Unknown`."""
+        """Ask the outside world about a call in doubt; a reconciler that fails gives `NoAnswer`."""
         if self.reconciler is None:
             return Unknown(f"tool {self.name!r} has no reconciler")
         try:
@@ -193,10 +193,10 @@ class Tool(Struct, Generic[P, R], frozen=True, eq=False, kw_only=True):
             offered.update(dict.fromkeys(context_parameters(self.reconciler, self.name), context))
             answer = await offload.call(self.reconciler, _accepted(self.reconciler, offered), name=self.name)
         except Exception as error:  # noqa: BLE001 - the doubt stays, and a person reads why
-            return Unknown(f"the reconciler of tool {self.name!r} failed: {type(error).__name__}: {error}")
+            return NoAnswer(f"the reconciler of tool {self.name!r} failed: {type(error).__name__}: {error}")
         if isinstance(answer, Happened | DidNotHappen | Unknown):
             return answer
-        return Unknown(
+        return NoAnswer(
             f"the reconciler of tool {self.name!r} returned {type(answer).__name__}, "
             "not Happened(value), DidNotHappen() or Unknown()"
         )

@@ -82,7 +82,7 @@ class Phase(Enum):
 class Call:
     """One command that has been asked and not yet answered."""
 
-    __slots__ = ("attempt", "branch", "command", "due", "id", "key", "path", "phase", "retry_at")
+    __slots__ = ("attempt", "branch", "command", "due", "failures", "id", "key", "path", "phase", "retry_at")
 
     def __init__(self, path: str, call_id: str, command: Command, branch: Branch) -> None:
         self.path = path
@@ -92,6 +92,8 @@ class Call:
         self.phase = Phase.ASKED
         self.attempt = 0
         """Attempts whose start or failure is recorded."""
+        self.failures = 0
+        """Attempts that failed and were to be followed by another; what a crash took is none of them."""
         self.key: str | None = None
         self.due: int | None = None
         self.retry_at: int | None = None

@@ -118,6 +118,7 @@ def every_crash_point(
     Raises:
         PromiseBroken: Something differs; the message says where, what, why, and how to play it again.
         UsageError: The uninterrupted run does not get to its end, or an argument does not fit.
+        ForeignAwait: The program awaits something that is not a command of its run.
     """
     __tracebackhide__ = True
     kinds = frozenset(known_faults(faults))
@@ -216,10 +217,10 @@ def _uninterrupted(trial: Trial, kinds: frozenset[str]) -> Played:
     __tracebackhide__ = True
     quiet = trial.play(partial(Course, ()), kinds, replays=REPLAYS)
     if quiet.story.diverged:
-        _complain(trial, quiet, list(compare(quiet.story, quiet.story, trial.options.ignore)))
+        _complain(trial, quiet, _compared(trial, quiet, quiet))
     _check_ending(trial, quiet)
     again = trial.play(partial(Course, ()), kinds, watch=True)
-    if broken := list(compare(quiet.story, again.story, trial.options.ignore)):
+    if broken := _compared(trial, quiet, again):
         _complain(trial, again, broken)
     return structs.replace(quiet, noticed=again.noticed)
 
@@ -254,7 +255,7 @@ def _judged(
 ) -> Played:
     __tracebackhide__ = True
     played = trial.play(course, kinds)
-    broken = list(compare(quiet.story, played.story, trial.options.ignore))
+    broken = _compared(trial, quiet, played)
     if not broken and played.course.unused:
         places = ", ".join(played.course.unused)
         broken = [
@@ -268,11 +269,16 @@ def _judged(
     if any(each.promise == WORLD for each in broken):
         # Again, watched: who did it is asked only when there is something to ask.
         watched = trial.play(course, kinds, watch=True)
-        if again := list(compare(quiet.story, watched.story, trial.options.ignore)):
+        if again := _compared(trial, quiet, watched):
             played, broken = watched, again
     if broken:
         _complain(trial, played, broken)
     return played
+
+
+def _compared(trial: Trial, quiet: Played, played: Played) -> list[Broken]:
+    options = trial.options
+    return compare(quiet.story, played.story, options.ignore, may_fail=options.may_fail)
 
 
 def _complain(trial: Trial, played: Played, broken: list[Broken]) -> None:

@@ -7,18 +7,24 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from msgspec import Struct, structs
 
+from ..journal import codec
 from ..journal.envelope import Event
+from ..journal.errors import RefoldError
 from . import rebuild
 from .divergence import Divergence
-from .fuzz_world import Changes
+from .fuzz_order import renamed_calls, renamed_keys, renaming
+from .fuzz_world import Changes, picture
+from .outcomes import DidNotHappen, Happened, NoAnswer
 from .program import Program
-from .simulation import Deed
+from .simulation import Deed, Simulation, Verdict
 from .text import one_line
 
 SHOWN = 240
 WORLD = "the world is the same"
+ENDINGS = ("run_finished", "run_failed", "run_cancelled")
 _NOTHING = object()
 
 
@@ -52,6 +58,7 @@ class Story(Struct, frozen=True, kw_only=True):
         calls: What was asked and got, by call id.
         told: Whether the model was told of a doubt: it may then rightly go on otherwise.
         ledger: What was performed, in order.
+        verdicts: What reconcilers said, in order.
         changes: Who changed the world, if that was watched.
         world: The fake world afterwards.
         waits: Names of the signals that it waits for at the end.
@@ -65,6 +72,7 @@ class Story(Struct, frozen=True, kw_only=True):
     calls: dict[str, Any]
     told: bool
     ledger: list[Deed]
+    verdicts: list[Verdict]
     changes: Changes | None
     world: Any
     waits: list[str]
@@ -81,20 +89,24 @@ class Story(Struct, frozen=True, kw_only=True):
         """Tools and steps that ran, in order."""
         return [deed for deed in self.ledger if deed.kind in ("tool", "step")]
 
+    @property
+    def acted(self) -> dict[str, Deed]:
+        """The newest of them of each call."""
+        return {deed.call: deed for deed in self.effects}
+
 
 def read_story(
     program: Program,
     name: str,
     events: list[Event],
-    ledger: list[Deed],
-    flaws: list[str],
-    world: Any,
+    world: Simulation,
+    fakes: Any,
     changes: Changes | None,
     *,
     replays: int,
 ) -> Story:
-    """What a history's log, ledger and world say; a log that is replayed more often shows rarer chances."""
-    bodies = [json.loads(event.body) for event in events]
+    """What a history's log, ledger and fakes say; a log that is replayed more often shows rarer chances."""
+    bodies = [msgspec.json.decode(event.body) for event in events]
     told = meaning(bodies)
     refused = ""
     thread = rebuild.load(name, events)
@@ -103,7 +115,7 @@ def read_story(
     waits = [call.name for call in run.open.values() if call.status == "waits for a signal"] if run else []
     try:
         for _ in range(replays):
-            rebuild.replay(program, name, events)
+            rebuild.replay_thread(program, thread)
     except Divergence as error:
         refused = str(error)
     outcome = {key: told.pop(key) for key in ("output", "failed", "cancelled") if key in told}
@@ -113,11 +125,12 @@ def read_story(
         conversation=conversation,
         calls=told,
         told=any(b["kind"] == "tool_failed" and b["error"]["type"] == "OutcomeUnknown" for b in bodies),
-        ledger=ledger,
+        ledger=world.ledger,
+        verdicts=world.verdicts,
         changes=changes,
-        world=world,
+        world=fakes,
         waits=waits,
-        flaws=flaws,
+        flaws=world.flaws,
         replay=refused,
     )
 
@@ -156,35 +169,145 @@ def meaning(bodies: list[dict[str, Any]]) -> dict[str, Any]:
     return told
 
 
-def compare(quiet: Story, story: Story, ignore: str) -> Iterator[Broken]:
-    """What of *story* is not as in the uninterrupted one, the gravest first."""
+def compare(quiet: Story, story: Story, ignore: str, *, may_fail: bool) -> list[Broken]:
+    """
+    What of *story* is not as in the uninterrupted one, the gravest first.
+
+    Args:
+        quiet: The uninterrupted one.
+        story: Another history of the same run.
+        ignore: A regular expression of text that may differ.
+        may_fail: Whether a run that was told of a doubt may fail where the uninterrupted one finishes.
+    """
     if story.flaws:
-        yield _flaw(story.flaws[0])
-        return
+        return [_flaw(story.flaws[0])]
     if story.replay:
-        yield Broken(promise="the log of the run replays", why=tuple(story.replay.splitlines()))
-        return
-    if not story.told:
-        yield from _different("it comes to the same end", "", quiet.ending, story.ending, ignore)
-        yield from _different("it comes to the same outcome", "", quiet.outcome, story.outcome, ignore)
-        yield from _different(
-            "the conversation is the same", "message", quiet.conversation, story.conversation, ignore
-        )
-        yield from _different(
-            "it asks for the same and is answered the same",
-            "",
-            _calls(quiet.calls, ignore),
-            _calls(story.calls, ignore),
-            ignore,
-        )
-        yield from _different(
-            "the same calls act, each with its key", "", _acted(quiet), _acted(story), ignore
-        )
+        return [Broken(promise="the log of the run replays", why=tuple(story.replay.splitlines()))]
+    if story.told:
+        broken = [*_other_end(quiet, story, may_fail), *_repeated(story)]
+    else:
+        broken = list(_differences(quiet, _renamed(quiet, story), ignore))
+    broken += _unanswered(story)
+    if broken and (untrue := tuple(_untrue(story))):
+        broken[0] = structs.replace(broken[0], why=(*untrue, *broken[0].why))
+    return broken
+
+
+def _differences(quiet: Story, story: Story, ignore: str) -> Iterator[Broken]:
+    yield from _different("it comes to the same end", "", quiet.ending, story.ending, ignore)
+    yield from _different("it comes to the same outcome", "", quiet.outcome, story.outcome, ignore)
+    yield from _different(
+        "the conversation is the same", "message", quiet.conversation, story.conversation, ignore
+    )
+    for broken in _different(
+        "it asks for the same and is answered the same",
+        "",
+        _calls(quiet.calls, ignore),
+        _calls(story.calls, ignore),
+        ignore,
+    ):
+        yield structs.replace(broken, why=tuple(_who_answered(quiet, story, broken.where)))
+    yield from _different(
+        "the same calls act, each with its key", "", _named(quiet.acted), _named(story.acted), ignore
+    )
     yield from _repeated(story)
-    if not story.told:
-        for broken in _different(WORLD, "", quiet.world, story.world, ignore):
-            why = () if story.changes is None else tuple(_who_changed_it(story))
-            yield structs.replace(broken, why=why)
+    for broken in _different(WORLD, "", quiet.world, story.world, ignore):
+        why = () if story.changes is None else tuple(_who_changed_it(quiet, story))
+        yield structs.replace(broken, why=why or tuple(_other_order(quiet, story)))
+
+
+def _renamed(quiet: Story, story: Story) -> Story:
+    """The same story, if other branches did what those of the uninterrupted run did, as if the same ones had."""
+    names = renaming(quiet.calls, story.calls)
+    if not names:
+        return story
+    keys = {call: deed.key for call, deed in quiet.acted.items()}
+
+    def renamed(deed: Deed) -> Deed:
+        call = names.get(deed.call, deed.call)
+        return structs.replace(deed, call=call, key=keys.get(call, deed.key))
+
+    return structs.replace(
+        story,
+        calls=renamed_calls(story.calls, names),
+        world=picture(renamed_keys(story.world, quiet.acted, story.acted, names)),
+        ledger=[renamed(deed) for deed in story.ledger],
+    )
+
+
+def _other_end(quiet: Story, story: Story, may_fail: bool) -> Iterator[Broken]:
+    """A run that was told of a doubt may go on otherwise; it comes to its end all the same."""
+    if story.ending != quiet.ending and not (may_fail and story.ending in ENDINGS):
+        failed = story.outcome.get("failed")
+        yield Broken(
+            promise="a run that is told of a doubt comes to its end",
+            expected=quiet.ending,
+            found=f"{story.ending}: {_show(failed)}" if failed else story.ending,
+            why=(
+                "The call was in doubt, and the run was told so, as its tool declares (in_doubt='tell_model').",
+            ),
+        )
+
+
+def _unanswered(story: Story) -> Iterator[Broken]:
+    for verdict in story.verdicts:
+        if isinstance(verdict.answer, NoAnswer):
+            yield Broken(
+                promise="a reconciler answers",
+                where=f"{verdict.tool} {verdict.call}",
+                expected="Happened(value), DidNotHappen() or Unknown(why)",
+                found=verdict.answer.why,
+            )
+            return
+
+
+def _untrue(story: Story) -> Iterator[str]:
+    """What reconcilers said that is not so."""
+    deeds = {(deed.call, deed.attempt): deed for deed in story.effects}
+    for verdict in story.verdicts:
+        deed, answer = deeds.get((verdict.call, verdict.attempt)), verdict.answer
+        said = (
+            f"the reconciler of tool {verdict.tool} said of {verdict.call} attempt {verdict.attempt} that it"
+        )
+        if isinstance(answer, Happened) and deed is None:
+            yield f"{said} had happened, and it had not: the process died before it began"
+        elif isinstance(answer, Happened) and deed is not None and _encoded(answer) != _encoded(deed):
+            yield f"{said} had returned {_show(answer.value)}, and it had returned {_show(deed.value)}"
+        elif isinstance(answer, DidNotHappen) and deed is not None and deed.happened:
+            yield f"{said} had not happened, and it had"
+
+
+def _encoded(holder: Happened | Deed) -> bytes | None:
+    try:
+        return codec.encode(holder.value, what="a result")
+    except RefoldError:
+        return None
+
+
+def _who_answered(quiet: Story, story: Story, where: str) -> Iterator[str]:
+    call, _, verb = where.partition(" ")
+    if any(verdict.call == call for verdict in story.verdicts):
+        return
+    deed = next((deed for deed in story.ledger if deed.call == call), None)
+    asked = f"{call} asked"
+    if verb.startswith("got") and deed is not None and quiet.calls.get(asked) == story.calls.get(asked):
+        yield (
+            f"{tell(deed)} was asked for the same and answered otherwise: what a fake answers must not hold "
+            "chance, the time or the attempt"
+        )
+
+
+def _other_order(quiet: Story, story: Story) -> Iterator[str]:
+    before, after = list(quiet.acted.values()), list(story.acted.values())
+    if {deed.call for deed in before} != {deed.call for deed in after}:
+        return
+    for first, now in zip(before, after, strict=True):
+        if first.call != now.call:
+            yield (
+                f"the same calls acted in another order: {tell(now)} before {tell(first)}; what runs side by side may "
+                "end in any order, so what it does must not depend on it"
+            )
+            return
 
 
 def foreign_sources(noticed: Sequence[str]) -> Broken:
@@ -219,8 +342,8 @@ def _calls(told: dict[str, Any], ignore: str) -> dict[str, Any]:
     return {key: got[1] if key in models else got for key, got in told.items()}
 
 
-def _acted(story: Story) -> dict[str, Any]:
-    return {deed.call: {"name": deed.name.rpartition(".")[2], "key": deed.key} for deed in story.effects}
+def _named(acted: Mapping[str, Deed]) -> dict[str, Any]:
+    return {call: {"name": deed.name.rpartition(".")[2], "key": deed.key} for call, deed in acted.items()}
 
 
 def _repeated(story: Story) -> Iterator[Broken]:
@@ -238,7 +361,7 @@ def _repeated(story: Story) -> Iterator[Broken]:
                 )
 
 
-def _who_changed_it(story: Story) -> Iterator[str]:
+def _who_changed_it(quiet: Story, story: Story) -> Iterator[str]:
     changes = story.changes
     assert changes is not None
     runs: dict[tuple[str, str], list[Deed]] = {}
@@ -247,7 +370,9 @@ def _who_changed_it(story: Story) -> Iterator[str]:
             runs.setdefault((deed.kind, deed.call), []).append(deed)
     for (kind, call), deeds in runs.items():
         name = deeds[0].name.rpartition(".")[2]
-        if len(deeds) < 2:
+        if len(deeds) < 2 or len(deeds) <= sum(
+            (deed.kind, deed.call) == (kind, call) for deed in quiet.ledger
+        ):
             continue
         if kind == "step":
             yield (
@@ -257,7 +382,8 @@ def _who_changed_it(story: Story) -> Iterator[str]:
         elif deeds[0].repeatable:
             yield (
                 f"tool {name} ran {len(deeds)} times for {call}, with one idempotency key, and changed the world each "
-                "time: it is declared repeatable (read_only, idempotent or in_doubt='retry') and is not"
+                "time: it is declared repeatable (read_only, idempotent or in_doubt='retry') and is not; what a fake "
+                "merely counts is left out with look="
             )
         else:
             yield (

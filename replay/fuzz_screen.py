@@ -26,6 +26,10 @@ def screen(trial: Trial, played: Played, broken: list[Broken]) -> str:
         lines = [f"{trial.name!r} is not deterministic: without any fault it does not fit its own log"]
     elif played.noticed:
         lines = [f"{trial.name!r} is not deterministic: it takes time or chance from outside of its run"]
+    elif played.course.unused:
+        lines = [
+            f"{trial.name!r} does not go the same way each time: it never came to where a fault was to strike"
+        ]
     else:
         lines = [
             f"two uninterrupted runs of {trial.name!r} differ",

@@ -160,15 +160,13 @@ class Trial:
             world.run()
         if changes is not None:
             changes.between(len(world.ledger))
-        after = self._world.picture()
-        story = read_story(
-            self.program, THREAD, lane.events, world.ledger, world.flaws, after, changes, replays=replays
-        )
-        kinds = [event.kind for event in lane.events]
+        after, events = self._world.picture(), lane.events
+        lane.close()
+        story = read_story(self.program, THREAD, events, world, after, changes, replays=replays)
         return Played(
             story=story,
             course=chosen,
-            kinds=kinds,
+            kinds=[event.kind for event in events],
             timeline=world.timeline or [],
             noticed=[] if sources is None else list(sources.noticed),
         )
@@ -195,7 +193,7 @@ class Trial:
         given: Any = self._given
         if given is None:
             return None
-        if not hasattr(given, "respond"):
+        if isinstance(given, type) or not hasattr(given, "respond"):
             return cast("ModelClient", given())
         again = getattr(given, "again", None)
         return cast("ModelClient", again() if callable(again) else given)

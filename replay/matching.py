@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
@@ -16,6 +16,9 @@ from .events import Failure
 from .holds import Holds
 from .inbox import CANCEL, INPUT, Approval, Cancel, Resolution, Signal, decode_message, resolution_event
 from .interpreter import Interpreter
+from .text import one_line
+
+WHY_SHOWN = 200
 
 
 class Match(Struct, frozen=True):
@@ -147,10 +150,18 @@ def soonest(interpreter: Interpreter, holds: Holds, *, after: int = -1) -> int |
     return min([*holding, *(time for time in times if time > after)], default=None)
 
 
-def doubt_reason(doubts: list[Call]) -> str:
-    """Why a run is parked, and what to do."""
+def doubt_reason(doubts: list[Call], whys: Mapping[str, str]) -> str:
+    """
+    Why a run is parked, and what to do.
+
+    Args:
+        doubts: The calls in doubt.
+        whys: What their reconcilers said, by path.
+    """
     names = ", ".join(c.command.tool.name for c in doubts if isinstance(c.command, ToolCall))
-    return f"the outcome of {names} is unknown; say what happened with 'refold resolve'"
+    said = "; ".join(one_line(str(whys[c.path]), WHY_SHOWN) for c in doubts if whys.get(c.path))
+    because = f" ({said})" if said else ""
+    return f"the outcome of {names} is unknown{because}; say what happened with 'refold resolve'"
 
 
 def _fitting(content: Resolution, call: Call) -> Resolution:

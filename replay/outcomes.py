@@ -40,4 +40,8 @@ class Unknown(Struct, frozen=True):
     why: str = ""
 
 
+class NoAnswer(Unknown, frozen=True):
+    """The reconciler itself failed, or returned something else: treated as `Unknown`."""
+
+
 Reconciled = Happened | DidNotHappen | Unknown

@@ -95,7 +95,12 @@ def interpret(
             interpreter.remaining -= 1
             interpreter.apply(seq, body)
     except Divergence as found:
-        raise explain(found, program, thread.bodies, run, interpreter) from None
+        explained = explain(found, program, thread.bodies, run, interpreter)
+        interpreter.machine.close()
+        raise explained from None
+    except BaseException:
+        interpreter.machine.close()
+        raise
     return interpreter
 
 
@@ -108,7 +113,11 @@ def replay(program: Program, name: str, events: list[Event]) -> ThreadStatus:
         Corrupt: The log contradicts itself.
         UnknownEvent: An event this refold cannot apply.
     """
-    thread = load(name, events)
+    return replay_thread(program, load(name, events))
+
+
+def replay_thread(program: Program, thread: Thread) -> ThreadStatus:
+    """As `replay`, of a thread that is loaded already."""
     covered = 0
     for run in thread.status.runs:
         _check_between(thread, covered + 1, run.first_seq)

@@ -322,7 +322,7 @@ def _tool_outcome(
         effect = error.effect
     elif not tool.repeatable:
         effect = "unknown"
-    again = effect != "done" and tool.repeatable and call.attempt <= tool.retries
+    again = effect != "done" and tool.repeatable and call.failures < tool.retries
     return ev.ToolFailed(
         at=at,
         call=call.id,

@@ -24,7 +24,7 @@ from .host import Host
 from .interpreter import Interpreter
 from .matching import Mailbox, doubt_reason, has_news, soonest
 from .outbox import Outbox, Unrecorded
-from .outcomes import Reconciled
+from .outcomes import Reconciled, Unknown
 from .recording import (
     Completion,
     Policy,
@@ -84,7 +84,7 @@ class Session:
         self._deferred: list[Callable[[], object]] = []
         self._refused: list[Call] = []
         self._unmatched = False
-        self._looked_up: set[str] = set()
+        self._looked_up: dict[str, str] = {}
         self._stopping: str | None = None
         self.alarms = Alarms(host, deadline_us)
 
@@ -204,7 +204,7 @@ class Session:
         if self.error is not None or call is None or not self._gate.over(path, attempt):
             return
         if call.phase is Phase.DOUBT and self._stepper.halted is None:
-            self._looked_up.add(path)
+            self._looked_up[path] = verdict.why if isinstance(verdict, Unknown) else ""
             if (event := verdict_event(call, verdict, at=self._at())) is not None:
                 self._emit(event)
         self._go_on()
@@ -453,8 +453,8 @@ class Session:
             return
         run, doubts = self.interpreter.run_id, self._doubts()
         if doubts:
-            calls = [call.id for call in doubts]
-            self._emit(ev.RunParked(at=self._at(), run=run, reason=doubt_reason(doubts), calls=calls))
+            calls, reason = [call.id for call in doubts], doubt_reason(doubts, self._looked_up)
+            self._emit(ev.RunParked(at=self._at(), run=run, reason=reason, calls=calls))
         else:
             self._emit(ev.RunReleased(at=self._at(), run=run, reason="waiting", wake_at=due))
         self._outbox.flush(leaving=True)

@@ -19,7 +19,7 @@ from .recording import Completion, late_resolution, unrecorded_resolution
 from .session import Session
 from .simulated_process import Process
 from .simulated_transaction import Rows, Transaction, nothing_happened
-from .simulation import LATE_US, LATENCY_US, Deed
+from .simulation import LATE_US, LATENCY_US, Deed, Verdict
 
 
 class Enter(Protocol):
@@ -213,6 +213,8 @@ class Effects:
         if fault != "unsure":
             context = self._context(call, attempt, command.tool.timeout_s)
             verdict = self._run(lambda: command.tool.reconcile(codec.decode(command.args), context)).value
+            said = Verdict(call=call.id, attempt=attempt, tool=command.tool.name, answer=verdict)
+            self._world.verdicts.append(said)
 
         def answer(fault: str) -> None:
             if not self.over:

@@ -57,6 +57,11 @@ class Lane:
         """The thread's log."""
         return self.world.store.read(self.name, limit=1_000_000)
 
+    def close(self) -> None:
+        """The history is over: drop the programs of all workers, which a collector would do at any later time."""
+        for worker in self.workers:
+            worker.drop()
+
     def left(self, worker: Worker, how: Left) -> None:
         """Look after the thread when a worker is gone, or seems to be."""
         delay_us = TTL_US + 5_000 if how in ("crash", "busy") else LATENCY_US["answer"]

@@ -362,6 +362,11 @@ class Worker(Process):
 
     # Leaving
 
+    def drop(self) -> None:
+        """Forget the program of a worker that died, now that its `finally` blocks deceive nobody."""
+        if self._session is not None:
+            self._session.interpreter.machine.close()
+
     def _over(self, session: Session, effects: Effects) -> None:
         thread = self._thread
         assert thread is not None

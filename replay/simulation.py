@@ -20,6 +20,7 @@ from ..journal.sources import Sources
 from ..journal.store import Append, AppendResult, Message, Store
 from .inbox import Content, encode_message
 from .odometer import Chooser
+from .outcomes import Reconciled
 from .ports import MakeContext, ModelClient, ToolContext, ToolSpec
 from .program import Program
 from .recording import Policy
@@ -138,6 +139,15 @@ class Deed(Struct, frozen=True, kw_only=True):
     value: Any
     error: BaseException | None = None
     """What a tool raised by itself."""
+
+
+class Verdict(Struct, frozen=True, kw_only=True):
+    """What a reconciler said of one attempt."""
+
+    call: str
+    attempt: int
+    tool: str
+    answer: Reconciled
 
 
 class Sent(Struct, kw_only=True):
@@ -301,6 +311,7 @@ class Simulation:
     Attributes:
         ledger: What was done outside, in order.
         rows: What transactions have committed beside their events: (thread, row), in order.
+        verdicts: What reconcilers said, in order.
         sent: All appends, in order.
         granted: All leases, in order.
         idle: All leaves of a run that waits.
@@ -326,6 +337,7 @@ class Simulation:
         """Keys and values of the cache of hot state, if there is one."""
         self.ledger: list[Deed] = []
         self.rows: list[tuple[str, Any]] = []
+        self.verdicts: list[Verdict] = []
         self.sent: list[Sent] = []
         self.granted: list[Granted] = []
         self.idle: list[Idle] = []

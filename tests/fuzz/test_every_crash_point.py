@@ -397,7 +397,9 @@ def test_what_is_missing_is_named() -> None:
         every_crash_point("support", 1)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="the script has 4 replies"):
         every_crash_point(
-            Agent("a", model=ScriptedModel([*SCRIPT[:3], SCRIPT[0]]), tools=[*support.tools.values()]), "x"
+            Agent("a", model=ScriptedModel([*SCRIPT[:3], SCRIPT[0]]), tools=[*support.tools.values()]),
+            "x",
+            world=shop,
         )
 
 

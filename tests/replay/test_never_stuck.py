@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from typing import Any
 
@@ -157,6 +158,17 @@ async def test_a_reconciler_settles_a_doubt(journal: Journal, answer: Any, expec
     assert result.status == ("finished" if expected else "parked")
     assert len(effects) == (2 if expected == "wired at last" else 1)
     check(pays, journal)
+
+
+async def test_a_person_reads_why_a_reconciler_does_not_know(journal: Journal) -> None:
+    pays, _ = hanging(in_doubt=lambda amount: Unknown("the bank has not decided yet"))
+
+    await refold.run(pays, journal=journal, thread="t")
+
+    parked = [json.loads(event.body) for event in read_all(journal, "t") if event.kind == "run_parked"]
+    assert parked[-1]["reason"] == (
+        "the outcome of wire is unknown (the bank has not decided yet); say what happened with 'refold resolve'"
+    )
 
 
 async def test_a_silent_tool_that_beats_is_given_up_at_its_idle_time_out(journal: Journal) -> None:
