@@ -8,8 +8,7 @@ import logging
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from types import CoroutineType
 from typing import Any
 
@@ -119,7 +118,7 @@ class Machine:
         interrupt: KeyboardInterrupt | None = None
         for branch in sorted(self._branches, key=lambda b: b.path, reverse=True):
             try:
-                with _no_event_loop():
+                with _NoEventLoop():
                     branch.coroutine.close()
             except KeyboardInterrupt as pressed:
                 interrupt = pressed
@@ -137,7 +136,7 @@ class Machine:
         if asyncio._get_running_loop() is None:
             self._step_all()
         else:
-            with _no_event_loop():
+            with _NoEventLoop():
                 self._step_all()
         if self._broken is not None:
             raise self._broken
@@ -231,18 +230,20 @@ def _misses_loop(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and str(error) == "no running event loop"
 
 
-@contextmanager
-def _no_event_loop() -> Iterator[None]:
-    """Hide the running loop: what works live only because of it would fail on replay."""
-    loop = asyncio._get_running_loop()
-    if loop is None:
-        yield
-        return
-    hooks = sys.get_asyncgen_hooks()
-    asyncio._set_running_loop(None)
-    sys.set_asyncgen_hooks(None, None)
-    try:
-        yield
-    finally:
-        asyncio._set_running_loop(loop)
-        sys.set_asyncgen_hooks(*hooks)
+class _NoEventLoop:
+    """Hides the running loop: what works live only because of it would fail on replay."""
+
+    # Not a generator's context: each reply passes here.
+    __slots__ = ("_hooks", "_loop")
+
+    def __enter__(self) -> None:
+        self._loop = asyncio._get_running_loop()
+        if self._loop is not None:
+            self._hooks = sys.get_asyncgen_hooks()
+            asyncio._set_running_loop(None)
+            sys.set_asyncgen_hooks(None, None)
+
+    def __exit__(self, *raised: object) -> None:
+        if self._loop is not None:
+            asyncio._set_running_loop(self._loop)
+            sys.set_asyncgen_hooks(*self._hooks)
