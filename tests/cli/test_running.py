@@ -263,6 +263,21 @@ def test_init_is_safe_to_repeat_and_doctor_finds_nothing_wrong(empty_pg_dsn: str
     } <= set(checks)
 
 
+def test_doctor_before_init_makes_nothing_and_says_how_to_go_on(refold_home: Path) -> None:
+    before = CliRunner().invoke(cli, ["doctor", "--json"])
+    found = {check["name"]: check for check in documents(before)}
+
+    assert before.exit_code == 0, before.output
+    assert found["server"]["grade"] == "warn"
+    assert str(refold_home) in found["server"]["found"]
+    assert "'refold init' makes one" in found["server"]["remedy"]
+    assert list(refold_home.iterdir()) == []
+    assert CliRunner().invoke(cli, ["init"]).exit_code == 0
+    after = CliRunner().invoke(cli, ["doctor", "--json"])
+    assert after.exit_code == 0
+    assert {check["name"]: check["grade"] for check in documents(after)}["schema"] == "ok"
+
+
 def test_init_does_not_repeat_a_password(pg_dsn: str) -> None:
     result = CliRunner().invoke(cli, ["init", "--dsn", f"{pg_dsn} password=geheim", "--json"])
 
