@@ -95,9 +95,9 @@ def run_demo(*, model: str | None, keep: bool, tell: Tell) -> Proof:
         StoreError: It does not start.
         RefoldError: A worker ended before it came to the point where it was to be killed.
     """
-    own_home = "REFOLD_HOME" not in os.environ
+    # Never the user's own journal, whose threads stay for good.
     folder = Path(tempfile.mkdtemp(prefix="refold-demo-"))
-    home = folder / "home" if own_home else embedded.home()
+    home = folder / "home"
     thread = f"{THREAD}-{folder.name.rpartition('-')[2]}"
     try:
         tell(f"starting an embedded Postgres under {home}")
@@ -109,9 +109,8 @@ def run_demo(*, model: str | None, keep: bool, tell: Tell) -> Proof:
             return Proof(claims=demo.claims(), events=demo.events(), kept=kept)
     finally:
         if not keep:
-            if own_home:
-                with contextlib.suppress(StoreError):
-                    embedded.stop(home, immediately=True)
+            with contextlib.suppress(StoreError):
+                embedded.stop(home, immediately=True)
             shutil.rmtree(folder, ignore_errors=True)
 
 

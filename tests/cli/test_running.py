@@ -302,13 +302,15 @@ def open_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def test_the_demo_proves_what_it_says(open_folder: Path) -> None:
+def test_the_demo_proves_what_it_says_and_leaves_nothing_in_the_journal_of_the_user(
+    open_folder: Path, refold_home: Path
+) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("REFOLD_")}
     done = subprocess.run(
         [*COMMAND, "demo", "--json"],
         check=False,
         cwd=open_folder,
-        env={**environment, "TMPDIR": str(open_folder)},
+        env={**environment, "TMPDIR": str(open_folder), "REFOLD_HOME": str(refold_home)},
         capture_output=True,
         text=True,
         timeout=120,
@@ -321,7 +323,7 @@ def test_the_demo_proves_what_it_says(open_folder: Path) -> None:
     assert done.stderr.count("killed with SIGKILL") == 2
     told = [event["kind"] for event in proof["events"]]
     assert (told.count("run_resumed"), told[-1]) == (2, "run_finished")
-    assert list(open_folder.iterdir()) == []
+    assert list(open_folder.iterdir()) == list(refold_home.iterdir()) == []
 
 
 @pytest.mark.slow
