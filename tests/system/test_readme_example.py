@@ -6,6 +6,8 @@ What is promised is proven from outside the journal: by the file that the exampl
 
 from __future__ import annotations
 
+import re
+import shlex
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -247,3 +249,28 @@ def test_the_thread_replays_against_the_example_offline_and_not_against_a_change
     assert "asked:" in other
     assert len(scene.server.requests) == len(REPLIES)
     assert len(scene.world) == 3
+
+
+def test_a_local_server_is_reached_by_the_environment_that_the_readme_shows(scene: Scene) -> None:
+    shown = next(text for _, text in blocks(ROOT / "README.md", "console") if "OPENAI_BASE_URL" in text)
+    first, second = shown.splitlines()
+    named = dict(word.split("=", 1) for word in shlex.split(first.removeprefix("$ export ")))
+    assert second == "$ python support.py"
+    assert named["OPENAI_BASE_URL"].endswith("/v1")
+    scene.env |= {**named, "OPENAI_BASE_URL": scene.server.base_url}
+
+    assert "finished Your order is refunded." in scene.again()
+
+    assert {request["model"] for request in scene.server.requests} == {"my-model"}
+
+
+def test_a_local_server_is_reached_by_the_parameter_that_the_readme_names(scene: Scene) -> None:
+    (given,) = re.findall(r"`(params=\{.*?\})`", (ROOT / "README.md").read_text())
+    told = given.replace("http://localhost:8000/v1", scene.server.base_url)
+    script = scene.script.read_text().replace("    instructions=", f"    {told},\n    instructions=")
+    scene.script.write_text(script)
+    del scene.env["OPENAI_BASE_URL"]
+
+    assert "finished Your order is refunded." in scene.again()
+
+    assert len(scene.server.requests) == len(REPLIES)
