@@ -395,9 +395,7 @@ class Interpreter:
             self._diverge(body, self._wants(call_id))
         return call, call.command
 
-    def _reply(
-        self, body: ev.EventBody, call: Call, value: Any, error: Exception | None = None
-    ) -> list[Call]:
+    def _reply(self, body: Any, call: Call, value: Any, error: Exception | None = None) -> list[Call]:
         if self._unstarted and not self._leaving and not self.cancelling:
             self._check_started(body)
         self._running.discard(call.path)
