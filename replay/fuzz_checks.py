@@ -313,7 +313,7 @@ def _other_order(quiet: Story, story: Story) -> Iterator[str]:
 def foreign_sources(noticed: Sequence[str]) -> Broken:
     """No history has differed, and some other day one will."""
     return Broken(
-        promise="a program takes time and chance from its run",
+        promise="a program takes time and chance from its run, and order from sorted(...)",
         expected="run.now(), run.random, run.uuid(): the same in every replay",
         found="; ".join(noticed),
         why=(

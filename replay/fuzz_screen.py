@@ -25,7 +25,9 @@ def screen(trial: Trial, played: Played, broken: list[Broken]) -> str:
     elif played.story.diverged:
         lines = [f"{trial.name!r} is not deterministic: without any fault it does not fit its own log"]
     elif played.noticed:
-        lines = [f"{trial.name!r} is not deterministic: it takes time or chance from outside of its run"]
+        lines = [
+            f"{trial.name!r} is not deterministic: it takes time, chance or order from outside of its run"
+        ]
     elif played.course.unused:
         lines = [
             f"{trial.name!r} does not go the same way each time: it never came to where a fault was to strike"

@@ -25,7 +25,7 @@ from .ports import ModelClient, ToolContext, ToolSpec
 from .program import Program
 from .recording import Policy
 from .simulated_thread import Lane
-from .simulation import Deed, Scenario, Simulation
+from .simulation import Scenario, Simulation
 from .status import OpenCall
 
 THREAD = "trial"
@@ -154,8 +154,8 @@ class Trial:
         changes, sources = (Changes(self._world), Watch()) if watch else (None, None)
         perform = self._perform
         if changes is not None and sources is not None:
-            perform = partial(self._watched, changes, sources, world.ledger)
-        lane = Lane(world, self._scenario(deps, faults, perform), THREAD)
+            perform = partial(self._watched, changes, sources, lambda: lane)
+        lane: Lane = Lane(world, self._scenario(deps, faults, perform), THREAD)
         with contextlib.nullcontext() if sources is None else sources.on():
             world.run()
         if changes is not None:
@@ -210,9 +210,13 @@ class Trial:
             return Signal(call.name, Raw(value), by="a person")
         return None
 
-    def _watched(self, changes: Changes, sources: Watch, ledger: list[Deed], act: Callable[[], Any]) -> Any:
+    def _watched(
+        self, changes: Changes, sources: Watch, lane: Callable[[], Lane], act: Callable[[], Any]
+    ) -> Any:
+        for worker in lane().workers:
+            sources.waiting(worker.coroutines())
         # What is performed is entered in the ledger when it has been.
-        place = len(ledger)
+        place = len(lane().world.ledger)
         changes.between(place)
         try:
             return sources.away(partial(self._perform, act))

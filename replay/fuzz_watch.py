@@ -1,15 +1,16 @@
-"""Notices a program that reads a clock or draws chance by itself, even where no history has shown it."""
+"""Notices a program that reads a clock, draws chance or goes by the order of a set, even where no history shows it."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import gc
 import os
 import random
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import PurePath
 from typing import Any
 
@@ -21,6 +22,7 @@ _ENTROPY = getattr(os, "urandom")  # noqa: B009 - it is watched, not drawn from
 _STREAM = vars(random)["_inst"]
 _LENDERS = frozenset({"random", "secrets", "uuid"})
 """Modules that draw for whoever calls them."""
+_SET_ITERATOR: type[Any] = type(iter(set()))
 _OTHERS = frozenset({"site-packages", "dist-packages"})
 
 
@@ -57,6 +59,24 @@ class Watch:
         finally:
             self._away = False
 
+    def waiting(self, coroutines: Iterable[Coroutine[Any, Any, Any]]) -> None:
+        """The program waits for a reply, perhaps within a loop over a set: its order is another in another process."""
+        for waiting in coroutines:
+            inner: Any = waiting
+            while isinstance(inner, types.CoroutineType):
+                frame = inner.cr_frame
+                if (
+                    frame is not None
+                    and _is_program(frame)
+                    and any(map(_has_no_order, gc.get_referents(inner)))
+                ):
+                    self._notice("the order of a set", frame)
+                inner = inner.cr_await
+
+    def _notice(self, what: str, caller: types.FrameType) -> None:
+        file = PurePath(caller.f_code.co_filename).name
+        self.noticed[f"{what} in {caller.f_code.co_name}, {file}:{caller.f_lineno}"] = None
+
     def _look(self, frame: types.FrameType, event: str, called: Any) -> None:
         if event != "c_call" or self._away:
             return
@@ -66,8 +86,15 @@ class Watch:
             name = f"{caller.f_globals['__name__']}.{caller.f_code.co_name}"
             caller = caller.f_back
         if name and caller is not None and _is_program(caller):
-            file = PurePath(caller.f_code.co_filename).name
-            self.noticed[f"{name} in {caller.f_code.co_name}, {file}:{caller.f_lineno}"] = None
+            self._notice(name, caller)
+
+
+def _has_no_order(held: Any) -> bool:
+    """Whether it is a loop over a set of more than numbers, whose hashes alone are the same in every process."""
+    return type(held) is _SET_ITERATOR and any(
+        len(looped) > 1 and not all(isinstance(each, int | float) for each in looped)
+        for looped in gc.get_referents(held)
+    )
 
 
 def _source(called: Any) -> str:

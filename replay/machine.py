@@ -113,6 +113,11 @@ class Machine:
         for branch in self._branches:
             branch.stream = None
 
+    @property
+    def coroutines(self) -> list[Coroutine[Any, Any, Any]]:
+        """The program and the branches of its gathers that have not ended."""
+        return [branch.coroutine for branch in sorted(self._branches, key=lambda b: b.path)]
+
     def close(self) -> None:
         """Drop the program; its `finally` blocks run, may not ask for anything, and change nothing any more."""
         interrupt: KeyboardInterrupt | None = None

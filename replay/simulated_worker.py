@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -361,6 +361,10 @@ class Worker(Process):
         return result
 
     # Leaving
+
+    def coroutines(self) -> list[Coroutine[Any, Any, Any]]:
+        """What waits for replies here: the program, and branches of its gathers."""
+        return [] if self._session is None else self._session.interpreter.machine.coroutines
 
     def drop(self) -> None:
         """Forget the program of a worker that died, now that its `finally` blocks deceive nobody."""

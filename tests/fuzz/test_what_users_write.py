@@ -217,6 +217,36 @@ def test_effects_that_depend_on_the_order_of_what_runs_side_by_side_are_explaine
     assert "the same calls acted in another order: tool put r1/1.2.2 before tool put r1/1.1.2" in text
 
 
+def test_a_loop_over_a_set_is_found_though_its_order_is_the_same_in_this_process() -> None:
+    names: set[Any] = {"a", "b"}
+
+    @program
+    async def loops(run: Run) -> Any:
+        async def inner() -> None:
+            for name in names:
+                await run.tool(notify, order=1, text=str(name))
+
+        await run.gather(inner(), run.tool(find_order, order=1))
+
+    assert "the order of a set in inner, test_what_users_write.py:" in text_of(loops)
+    every_crash_point(loops, world=shop, own_clock=True)
+
+
+def test_loops_over_what_has_an_order_are_fine() -> None:
+    numbers, alone = {3, 4}, {"one"}
+
+    @program
+    async def loops(run: Run) -> Any:
+        for name in (*sorted({"a", "b"}), *{1, 2}, *dict.fromkeys("cd")):
+            await run.tool(notify, order=1, text=str(name))
+        for number in numbers:
+            await run.tool(find_order, order=number)
+        for _ in alone:
+            await run.tool(find_order, order=5)
+
+    every_crash_point(loops, world=shop)
+
+
 def test_a_fake_that_answers_otherwise_each_time_is_named() -> None:
     @tool(read_only=True)
     def number() -> str:
