@@ -285,8 +285,7 @@ class Interpreter:
         call, command = self._attempted(body, (Phase.STARTED, Phase.DOUBT, Phase.REFUSED))
         if not body.final:
             self._running.discard(call.path)
-            call.failures += 1
-            call.phase, call.retry_at = Phase.BACKOFF, body.retry_at
+            call.phase, call.retry_at, call.failures = Phase.BACKOFF, body.retry_at, call.failures + 1
             return []
         return self._fail(body, call, command, body.error, body.effect)
 
