@@ -698,7 +698,7 @@ def export(settings: Settings, threads: Sequence[str], every: bool, path: str) -
 
     if every == bool(threads):
         raise UsageError("say which threads to export, or --all")
-    into = export_folder if path.endswith("/") or Path(path).is_dir() else export_file
+    into = export_folder if path.endswith("/") or (path and Path(path).is_dir()) else export_file
     sound = True
     with settings.journal() as journal:
         named = [info.thread for info in all_threads(journal)][::-1] if every else dict.fromkeys(threads)

@@ -75,13 +75,16 @@ def export_file(journal: Journal, threads: Iterable[str], path: str | os.PathLik
 
     Raises:
         ThreadNotFound, Corrupt: As for `export_thread`.
-        UsageError: The file cannot be written.
+        UsageError: The file cannot be written, or is a device, a pipe or a folder, which it would take the place of.
     """
-    whole = Path(path)
+    # A link stays one: what it leads to is replaced.
+    whole = Path(os.path.realpath(path))
+    if not os.fspath(path) or (whole.exists() and not whole.is_file()):
+        raise UsageError(f"cannot write {os.fspath(path)!r}: it is no file")
     part = whole.with_name(f".{whole.name}.{os.getpid()}.part")
     try:
         with part.open("w+b") as plain:
-            exported = _export_all(journal, threads, plain, compress=whole.suffix == ".gz")
+            exported = _export_all(journal, threads, plain, compress=os.fspath(path).endswith(".gz"))
             plain.flush()
             os.fsync(plain.fileno())
         part.replace(whole)
@@ -226,7 +229,9 @@ def import_files(
         raise UsageError(f"{where} {count} threads; another name can be given to one only")
     for file in files:
         for filed in read_file(file):
-            yield _Taking(journal, file, filed, name or filed.header.thread).take(adopt=adopt)
+            yield _Taking(journal, file, filed, filed.header.thread if name is None else name).take(
+                adopt=adopt
+            )
 
 
 def _files(path: str | os.PathLike[str]) -> list[str | os.PathLike[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import re
 import threading
 import tracemalloc
@@ -277,6 +278,23 @@ def test_a_file_appears_whole_or_not_at_all(memory: Journal, tmp_path: Path) -> 
         list(export.read_file(tmp_path / "none"))
     with pytest.raises(UsageError, match="cannot write"):
         export.export_file(memory, [], tmp_path / "no" / "folder")
+
+
+def test_nothing_but_a_file_is_replaced(memory: Journal, tmp_path: Path) -> None:
+    """Renamed over a device or a pipe the export would take its place; a link leads to what is meant."""
+    Pen(memory.store, "t").write(event())
+    os.mkfifo(tmp_path / "pipe")
+    for wrong in (tmp_path / "pipe", tmp_path, ""):
+        with pytest.raises(UsageError, match="it is no file"):
+            export.export_file(memory, ["t"], wrong)
+    assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "real").write_text("before")
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "real")
+    export.export_file(memory, ["t"], tmp_path / "link.jsonl")
+    assert (tmp_path / "link.jsonl").is_symlink()
+    assert (tmp_path / "real").read_bytes().startswith(b'{"refold_thread":1')
+    with pytest.raises(UsageError, match="a thread id is"):
+        export.import_file(memory, tmp_path / "link.jsonl", name="")
 
 
 def test_a_newer_format_is_told_from_damage(tmp_path: Path) -> None:
