@@ -40,6 +40,8 @@ class Lane:
         self.scenario = scenario
         self.name = name
         self.done = False
+        self.away = False
+        """Whether people answer nothing for now."""
         self.workers: list[Worker] = []
         self._answers = 0
         self._turned = False
@@ -51,6 +53,11 @@ class Lane:
             send = partial(self._send_input, f"input/{number}", value)
             world.after(number * LATENCY_US["input"], send)
         self._start()
+
+    @property
+    def status(self) -> ThreadStatus:
+        """What the thread's log says."""
+        return self._status()
 
     @property
     def events(self) -> list[Event]:
@@ -139,6 +146,9 @@ class Lane:
             self.done = True
             return
         delay_us = 0
+        if run is not None and self.away and run.status in ("waiting", "parked"):
+            self.world.after(TTL_US, self._look)
+            return
         if run is not None and not run.ended:
             answered = self._answer(run)
             if not answered and run.status == "waiting":

@@ -310,6 +310,7 @@ class Simulation:
 
     Attributes:
         ledger: What was done outside, in order.
+        steps_max: A history that takes more steps has no end.
         rows: What transactions have committed beside their events: (thread, row), in order.
         verdicts: What reconcilers said, in order.
         sent: All appends, in order.
@@ -331,6 +332,7 @@ class Simulation:
         self.now_us = START_US
         self.jump_us = 0
         self.step = 0
+        self.steps_max = STEPS_MAX
         self.chooser = chooser
         self.store = store(_DatabaseClock(self))
         self.cache: dict[str, bytes] | None = {} if cached else None
@@ -350,13 +352,14 @@ class Simulation:
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._queued = 0
 
-    def run(self) -> None:
-        """Let everything happen that will."""
+    def run(self, steps: int | None = None) -> None:
+        """Let everything happen that will, or no more than *steps* of it."""
         queue = self._queue
-        while queue:
+        until = None if steps is None else self.step + steps
+        while queue and self.step != until:
             self.step += 1
-            if self.step > STEPS_MAX:
-                self.flaws.append(f"no end after {STEPS_MAX} steps")
+            if self.step > self.steps_max:
+                self.flaws.append(f"no end after {self.steps_max} steps")
                 return
             due, _, action = heapq.heappop(queue)
             if due > self.now_us:

@@ -178,7 +178,7 @@ def play(
     broken: list[tuple[str, str]] = []
     for lane in lanes:
         quiet = quiet_run(scenario, lane.name) if steady else None
-        played = History(world, lane, chooser.taken, quiet)
+        played = History(world, lane, faults_of(lane, chooser.taken), quiet)
         broken += violations(played)
         _mark(world, played)
     if cached:
@@ -245,6 +245,16 @@ def exhaust(
             break
     tally.seconds = time.process_time() - begun
     return tally
+
+
+def faults_of(lane: Lane, faults: list[Placement]) -> list[Placement]:
+    """Those that struck this thread: its workers, its people, or the clock of the database."""
+    workers = {worker.name for worker in lane.workers}
+    return [
+        (place, fault)
+        for place, fault in faults
+        if fault == "jump" or place.partition(".")[0] in workers or place.startswith("people.")
+    ]
 
 
 def screen(scenario: Scenario, found: Found, *, threads: int = 1, cached: bool = False) -> str:
