@@ -107,7 +107,16 @@ class Process:
     def do(self, kind: str, what: str, latency_us: int, step: Callable[[str], None]) -> None:
         """Have a step happen, unless something goes wrong there; *step* is told what else does."""
         place = self._place(what)
-        self.later(latency_us, lambda: self._happen(kind, place, step))
+
+        def when_due() -> None:
+            if self.paused:
+                self._held.append(when_due)
+            elif self.alive:
+                if self._aside:
+                    self._do_aside()
+                self._happen(kind, place, step)
+
+        self.world.after(latency_us, when_due)
 
     def strikes(self, kind: str) -> str:
         """What goes wrong at something that takes no time of its own."""

@@ -98,7 +98,7 @@ class Worker(Process):
         granted = Granted(thread=lease.thread, worker=self.name, fence=lease.fence, step=world.step)
         world.granted.append(granted)
         self.lease = lease
-        self._renewed_us = world.now_us
+        self._renewing_from(world.now_us)
         self.tenure = Tenure(
             lease,
             granted_s=self._sent_s,
@@ -312,20 +312,25 @@ class Worker(Process):
 
     def woken(self) -> None:
         """The renewal thread takes a moment longer to find out than what was already on its way."""
-        self._renewed_us = self.world.now_us
+        self._renewing_from(self.world.now_us)
 
-    def _renew_lease(self) -> None:
-        """What the renewal thread does when a third of the lease has passed."""
+    def _renewing_from(self, now_us: int) -> None:
+        self._renewed_us = now_us
+        self.world.renew_at_us = min(self.world.renew_at_us, now_us + TTL_US // 3)
+
+    def _renew_lease(self) -> int | None:
+        """What the renewal thread does when a third of the lease has passed; when that is next, if it is alive."""
         tenure, now_us = self.tenure, self.world.now_us
         if tenure is None or tenure.ended or not self.at_work:
-            return
+            return None
         if now_us - self._renewed_us < TTL_US // 3:
-            return
+            return self._renewed_us + TTL_US // 3
         self._renewed_us = now_us
         if self.world.store.renew(tenure.thread, fence=tenure.fence, ttl_s=tenure.ttl_s):
             tenure.renewed(now_us / 1e6)
         else:
             tenure.refused()
+        return now_us + TTL_US // 3
 
     def _lost(self) -> None:
         session, tenure = self._session, self.tenure

@@ -29,6 +29,7 @@ from .status import OpenCall
 START_US = 1_750_000_000_000_000
 LEASE_TTL_S = 30.0
 TTL_US = round(LEASE_TTL_S * 1e6)
+NEVER_US = 1 << 62
 LATE_US = 300_000
 """How much later something comes that was held up."""
 STEPS_MAX = 4000
@@ -346,8 +347,10 @@ class Simulation:
         self.flaws: list[str] = []
         self.marks: Counter[str] = Counter()
         self.timeline: list[tuple[int, str, str]] | None = [] if trace else None
-        self.renewers: list[Callable[[], None]] = []
-        """Called when time has passed; each keeps one worker's lease alive."""
+        self.renewers: list[Callable[[], int | None]] = []
+        """Each keeps one worker's lease alive; they tell when they want to be called again, if ever."""
+        self.renew_at_us = 0
+        """Before that none of them has anything to do."""
         self.workers = 0
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._queued = 0
@@ -364,14 +367,22 @@ class Simulation:
             due, _, action = heapq.heappop(queue)
             if due > self.now_us:
                 self.now_us = due
-                for renew in self.renewers:
-                    renew()
+                if due >= self.renew_at_us:
+                    self._renew()
             action()
 
     def after(self, delay_us: int, action: Callable[[], None]) -> None:
         """Have *action* happen, microseconds from now; what is due at one time happens in the order asked."""
         self._queued += 1
         heapq.heappush(self._queue, (self.now_us + delay_us, self._queued, action))
+
+    def _renew(self) -> None:
+        self.renew_at_us = NEVER_US
+        for renew in self.renewers:
+            at_us = renew()
+            # One of them may have made a worker lose its lease, and what follows may have brought others.
+            if at_us is not None and at_us < self.renew_at_us:
+                self.renew_at_us = at_us
 
     def note(self, who: str, what: str) -> None:
         """Write a line of the timeline."""

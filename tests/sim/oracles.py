@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import zip_longest
 from typing import Any
 
@@ -153,9 +154,14 @@ def no_effect_without_its_cause(history: History) -> Iterator[str]:
         if (
             deed.kind != "model"
             and history.ends.get(deed.call.partition("/")[0]) == "run_finished"
-            and (deed.call, json.dumps(json.loads(deed.args), sort_keys=True)) not in recorded
+            and (deed.call, _sorted(deed.args)) not in recorded
         ):
             yield f"{tell(deed)} with {deed.args.decode()} acted, and the log knows no such call"
+
+
+@cache
+def _sorted(args: bytes) -> str:
+    return json.dumps(json.loads(args), sort_keys=True)
 
 
 def unsafe_tools_act_once(history: History) -> Iterator[str]:
