@@ -57,6 +57,7 @@ types: $(STAMPS)/dev
 	$(BIN)/mypy
 
 fuzz: $(STAMPS)/dev
+	rm -f tests/out/fuzz.json
 	REFOLD_HYPOTHESIS=search $(BIN)/pytest -m hypothesis $(ARGS)
 	$(BIN)/pytest --long -m fuzz -o faulthandler_timeout=1200 $(ARGS)
 

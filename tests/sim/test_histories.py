@@ -19,8 +19,8 @@ KINDS = sorted(
     {fault for special in FAULTS.values() for fault in special} | {*EVERYWHERE, *MESSAGES, *TURNS} - {"twin"}
 )
 """A second loop with one lease is left to the exhaustive levels: what it does is not promised."""
-PROCESS = ("crash", "lost", "drop")
-"""What happens to most: a process dies, a connection fails before or after the store has acted."""
+PROCESS = ("crash", "lost")
+"""What happens to most: a process dies, a connection fails after the store has acted."""
 
 
 _marks: Counter[str] = Counter()
