@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from msgspec import structs
 
@@ -51,6 +51,9 @@ class Agent:
         max_tokens: Tokens in and out that one run may use before it is ended; of one response, say it in *params*.
         output: The type of the result (msgspec struct, dataclass, pydantic model or TypedDict); text by default.
         output_retries: How often a model is told that its answer does not fit that type, before the run fails.
+        in_doubt: What becomes of a request in which the provider itself runs tools that may act (*params* has them
+            among its `tools`) when a crash leaves it in doubt: "park" (a person decides) or "retry". Without such
+            tools a request is just asked again.
         concurrency: How many tools of one run may be running at once.
         policy: How failures are retried.
         limits: Times kept to.
@@ -73,11 +76,12 @@ class Agent:
         max_tokens: int | None = None,
         output: Any = None,
         output_retries: int = OUTPUT_RETRIES_DEFAULT,
+        in_doubt: Literal["park", "retry"] = "park",
         concurrency: int = CONCURRENCY_DEFAULT,
         policy: Policy | None = None,
         limits: Limits | None = None,
     ) -> None:
-        _check(name, max_steps)
+        _check(name, max_steps, in_doubt)
         self.name = name
         self.tools = toolbox(tools)
         self._output = None if output is None else read_output(output)
@@ -91,7 +95,8 @@ class Agent:
         self.model_name = ", ".join(names)
         asked: dict[str, Any] = {}
         if self.tools:
-            asked["tools"] = [each.schema() for each in self.tools.values()]
+            theirs = (params or {}).get("tools") or ()
+            asked["tools"] = [*theirs, *(each.schema() for each in self.tools.values())]
         if self._output is not None:
             asked["response_format"] = self._output.response_format()
         spec = LoopSpec(
@@ -104,6 +109,7 @@ class Agent:
             budget=read_budget(max_cost, max_tokens),
             output=self._output,
             output_retries=output_retries,
+            in_doubt=in_doubt,
         )
 
         async def loop(run: Run, value: Any) -> Any:
@@ -330,11 +336,13 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
     raise UsageError("an event loop is running in this thread: await the method without '_sync' instead")
 
 
-def _check(name: Any, max_steps: int) -> None:
+def _check(name: Any, max_steps: int, in_doubt: str) -> None:
     if not name or not isinstance(name, str):
         raise UsageError(f"an agent's name is a text that is not empty, not {name!r}")
     if max_steps < 1:
         raise UsageError(f"max_steps is at least 1, not {max_steps}")
+    if in_doubt not in ("park", "retry"):
+        raise UsageError(f"in_doubt of an agent's requests is 'park' or 'retry', not {in_doubt!r}")
 
 
 def _model_names(model: str | Sequence[str] | ModelClient) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Raw, Struct
 
@@ -36,6 +36,7 @@ class LoopSpec(Struct, frozen=True, kw_only=True):
     budget: Budget = Budget()
     output: Output | None = None
     output_retries: int = 0
+    in_doubt: Literal["park", "retry"] = "park"
 
 
 async def run_loop(spec: LoopSpec, run: Run, value: Any) -> Any:
@@ -52,9 +53,9 @@ async def run_loop(spec: LoopSpec, run: Run, value: Any) -> Any:
         history = spec.history(conversation) if spec.history else conversation
         messages = preamble + history
         try:
-            response: Response = await run.model(messages=messages, params=models[0])
+            response: Response = await run.model(messages=messages, params=models[0], in_doubt=spec.in_doubt)
         except ModelError as error:
-            response = await _fall_back(run, messages, models, error)
+            response = await _fall_back(spec, run, messages, models, error)
         spent.add(response)
         reply = read_reply(response)
         conversation.add_item(reply.item)
@@ -83,12 +84,14 @@ def misfit(name: str, why: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-async def _fall_back(run: Run, messages: Messages, models: list[Params], error: ModelError) -> Response:
+async def _fall_back(
+    spec: LoopSpec, run: Run, messages: Messages, models: list[Params], error: ModelError
+) -> Response:
     """The response of the next model that gives one; the first, which has failed for good, is asked no more."""
     while len(models) > 1:
         del models[0]
         try:
-            response: Response = await run.model(messages=messages, params=models[0])
+            response: Response = await run.model(messages=messages, params=models[0], in_doubt=spec.in_doubt)
         except ModelError as another:
             error = another
         else:

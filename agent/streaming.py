@@ -100,7 +100,7 @@ class ToolFailed(StreamEvent, frozen=True, kw_only=True):
 
 
 class ToolInDoubt(StreamEvent, frozen=True, kw_only=True):
-    """The call may or may not have happened."""
+    """The call may or may not have happened; of a model call, whose provider acts within it, `tool` is empty."""
 
     tool: str
     why: str
@@ -154,6 +154,8 @@ class _Told:
         """Model calls whose deltas of the attempt under way were shown live."""
         self._tools: dict[str, str] = {}
         """Names of the tools, by call."""
+        self._acting: set[str] = set()
+        """Model calls that were started and may act."""
 
     def delta(self, call: str, delta: Delta) -> Iterator[StreamEvent]:
         """A piece that has just come in."""
@@ -188,7 +190,17 @@ class _Told:
                     final=body.final,
                     replayed=replayed,
                 )
+            case ev.ModelStarted():
+                self._acting.add(body.call)
+            case ev.ToolResolved(outcome="failed") if body.call in self._acting:
+                self.streamed.discard(body.call)
+                error = body.error or ev.Failure("ToolError", "")
+                yield ModelFailed(
+                    call=body.call, error=error.type, message=error.message, final=True, replayed=replayed
+                )
             case _:
+                if isinstance(body, ev.ToolInDoubt):
+                    self.streamed.discard(body.call)
                 yield from self._of_tool(body, replayed=replayed)
 
     def _of_tool(self, body: ev.EventBody, *, replayed: bool) -> Iterator[StreamEvent]:

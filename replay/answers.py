@@ -146,6 +146,8 @@ def resolve(
         )
     info, status = _look(journal, thread)
     found = status.open_call(call)
+    if result is not None:
+        _check_tool(found)
     if attempt is None:
         attempt = found.attempt if found is not None else _attempt_resolved(journal, thread, call)
     content = Resolution(
@@ -160,7 +162,7 @@ def resolve(
     )
     why = _no_doubt(info, found, call, attempt)
     given = _answer(journal, info, status, resolution_key(call, attempt, forced=force), content, call, why)
-    at_large = found is not None and (found.at_large or found.status == "started")
+    at_large = found is not None and found.name != "" and (found.at_large or found.status == "started")
     return structs.replace(given, later=did_not_happen and at_large and not force)
 
 
@@ -264,6 +266,15 @@ def cancel(journal: Journal, thread: str, *, reason: str = "", by: str = "") -> 
         raise NotPending(f"thread {thread!r} has no unfinished run to cancel")
     content = Cancel(run=run.run, reason=codec.clean_text(reason), by=codec.clean_text(by))
     return _send(journal, info, f"{CANCEL}/{run.run}", content)
+
+
+def _check_tool(found: OpenCall | None) -> None:
+    """Raise `UsageError` if the call to be given a result is a model's."""
+    if found is not None and not found.name and found.status in ("started", "in doubt"):
+        raise UsageError(
+            f"call {found.call!r} is a model call, and what a model has answered nobody else can say: "
+            "let it be asked again (it did not happen), or say how it failed"
+        )
 
 
 def _value(data: bytes | None, name: str) -> Raw:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -14,9 +14,16 @@ from .requests import Request
 
 
 class ModelCall(Struct, frozen=True, tag_field="command", tag="model"):
-    """Ask a model."""
+    """
+    Ask a model.
+
+    Args:
+        request: What is asked.
+        in_doubt: What becomes of a call that may act, when it is in doubt. None for one that is just asked again.
+    """
 
     request: Request
+    in_doubt: Literal["park", "retry"] | None = None
 
 
 class ToolCall(Struct, frozen=True, tag_field="command", tag="tool"):

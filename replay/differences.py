@@ -121,8 +121,10 @@ def _parameters(schema: Any) -> tuple[list[str], list[str]]:
 def _by_name(tools: Sequence[Any]) -> dict[str, Any]:
     named: dict[str, Any] = {}
     for place, schema in enumerate(tools):
-        function = schema.get("function") if isinstance(schema, dict) else None
-        name = function.get("name") if isinstance(function, dict) else None
+        plain = schema if isinstance(schema, dict) else {}
+        function = plain.get("function")
+        # A tool that the provider runs has a name beside its type, or none.
+        name = (function if isinstance(function, dict) else plain).get("name") or plain.get("type")
         named[name if isinstance(name, str) else f"#{place}"] = schema
     return named
 

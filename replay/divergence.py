@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from ..journal.errors import UsageError
-from .commands import Command
+from . import events as ev
+from .commands import Command, shorten
 from .differences import Difference
 from .errors import RunError
-from .events import EventBody
 
 DivergenceKind = Literal["command", "name", "arguments", "request", "output", "ended", "order", "outcome"]
 """
@@ -66,7 +66,7 @@ class Divergence(RunError):
         path: str = "",
         differences: Sequence[Difference] = (),
         changed: Sequence[str] = (),
-        body: EventBody | None = None,
+        body: ev.EventBody | None = None,
         command: Command | None = None,
     ) -> None:
         self.thread = thread
@@ -136,3 +136,23 @@ def _remade(record: dict[str, Any]) -> Divergence:
     given = {name: value for name, value in record.items() if name != "remedy"}
     given["differences"] = [Difference(**each) for each in given["differences"]]
     return Divergence(**given)
+
+
+def describe_body(body: ev.EventBody) -> str:
+    """One line for people: what an event says."""
+    kind = ev.kind_of(body)
+    call = getattr(body, "call", None)
+    where = f" at {call}" if call else ""
+    match body:
+        case ev.ToolStarted() | ev.ApprovalRequested():
+            return f"{kind} {body.tool}({shorten(bytes(body.args).decode())}){where}"
+        case ev.StepRecorded() | ev.StepFailed():
+            return f"{kind} {body.name}({shorten(bytes(body.args).decode())}){where}"
+        case ev.RunFinished():
+            return f"{kind} with {shorten(bytes(body.output).decode())}"
+        case ev.RunStarted():
+            return f"{kind} of program {body.program!r}"
+        case ev.Patched():
+            return f"{kind}({body.id!r})"
+        case _:
+            return f"{kind}{where}"

@@ -88,6 +88,19 @@ class RunResumed(Body, frozen=True, kw_only=True, tag="run_resumed"):
     rival: bool = False
 
 
+class ModelStarted(Body, frozen=True, kw_only=True, tag="model_started"):
+    """
+    Written, and durable, before a model is asked that may act: the provider runs tools of its own inside the call.
+
+    Such a call is in doubt when no outcome of it is recorded.
+    """
+
+    call: str
+    fingerprint: str
+    request: RequestDelta
+    attempt: int = 1
+
+
 class ModelResponded(Body, frozen=True, kw_only=True, tag="model_responded"):
     """A complete model response. It is never asked for again."""
 
@@ -145,7 +158,7 @@ class ToolFailed(Body, frozen=True, kw_only=True, tag="tool_failed"):
 
 
 class ToolInDoubt(Body, frozen=True, kw_only=True, tag="tool_in_doubt"):
-    """The call may or may not have happened, and `why` nobody here knows."""
+    """The call (of a tool, or of a model that may act) may or may not have happened, and `why` nobody here knows."""
 
     call: str
     attempt: int
@@ -305,6 +318,7 @@ EventBody = (
     | ThreadForked
     | RunStarted
     | RunResumed
+    | ModelStarted
     | ModelResponded
     | ModelFailed
     | ToolStarted
@@ -329,6 +343,9 @@ EventBody = (
     | RunParked
     | RunReleased
 )
+
+Asked = ModelStarted | ModelResponded | ModelFailed
+"""What says of a model call what was asked."""
 
 VERSIONS: dict[str, int] = {cls.__struct_config__.tag: 1 for cls in EventBody.__args__}
 """Newest version of each kind that this refold reads and the one it writes."""

@@ -20,7 +20,7 @@ from .status import RunState
 
 _ENDS = (ev.RunFinished, ev.RunFailed, ev.RunCancelled)
 _KINDS: tuple[tuple[type | tuple[type, ...], type], ...] = (
-    ((ev.ModelResponded, ev.ModelFailed), ModelCall),
+    ((ev.ModelStarted, ev.ModelResponded, ev.ModelFailed, ev.ToolInDoubt, ev.ToolResolved), ModelCall),
     ((ev.StepRecorded, ev.StepFailed), StepCall),
     ((ev.TimerSet,), Sleep),
     ((ev.WaitStarted, ev.SignalReceived), WaitFor),

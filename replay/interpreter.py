@@ -16,7 +16,7 @@ from ..journal import codec
 from ..journal.errors import UnsupportedValue
 from . import events as ev
 from .commands import Call, ModelCall, Phase, Sleep, StepCall, ToolCall, WaitFor, shorten
-from .divergence import Divergence
+from .divergence import Divergence, describe_body
 from .errors import ModelError, StepError, ToolError
 from .machine import Machine
 from .program import Program
@@ -149,11 +149,7 @@ class Interpreter:
         self._leaving = False
         return []
 
-    def _run_released(self, body: ev.RunReleased) -> list[Call]:
-        self._leaving = True
-        return []
-
-    def _run_parked(self, body: ev.RunParked) -> list[Call]:
+    def _run_left(self, body: ev.RunReleased | ev.RunParked) -> list[Call]:
         self._leaving = True
         return []
 
@@ -201,23 +197,28 @@ class Interpreter:
 
     # Models and steps
 
+    def _model_started(self, body: ev.ModelStarted) -> list[Call]:
+        call, command = self._matching(body, body.call, ModelCall)
+        self._same_request(body, command)
+        if body.attempt != call.attempt + 1 or call.path in self._running:
+            self._diverge(body, f"attempt {call.attempt + 1} of this call, which is {call.phase.value}")
+        call.attempt = body.attempt
+        call.phase = Phase.STARTED
+        self._running.add(call.path)
+        return []
+
     def _model_responded(self, body: ev.ModelResponded) -> list[Call]:
         call, command = self._matching(body, body.call, ModelCall)
-        base: Base | None = None
-        if self._same_request(body, command):
-            base = Base(call.id, command.request.ranges, command.request.params.digest)
+        call.branch.base = self._base(body, call, command)
         response = Response(call.id, body.response, body.usage)
-        call.branch.base = base
         self.machine.interner.know_reply(call.id, response.raw)
         return self._reply(body, call, response)
 
     def _model_failed(self, body: ev.ModelFailed) -> list[Call]:
         call, command = self._matching(body, body.call, ModelCall)
-        same = self._same_request(body, command)
-        call.branch.base = (
-            Base(call.id, command.request.ranges, command.request.params.digest) if same else None
-        )
+        call.branch.base = self._base(body, call, command)
         call.attempt = body.attempt
+        self._running.discard(call.path)
         if not body.final:
             call.phase, call.retry_at = Phase.BACKOFF, body.retry_at
             return []
@@ -232,7 +233,13 @@ class Interpreter:
         )
         return self._reply(body, call, None, failed)
 
-    def _same_request(self, body: ev.ModelResponded | ev.ModelFailed, command: ModelCall) -> bool:
+    def _base(self, body: ev.Asked, call: Call, command: ModelCall) -> Base | None:
+        """What the next request is stored against: this one, if it is the recorded one."""
+        if not self._same_request(body, command):
+            return None
+        return Base(call.id, command.request.ranges, command.request.params.digest)
+
+    def _same_request(self, body: ev.Asked, command: ModelCall) -> bool:
         request = command.request
         if request.fingerprint == body.fingerprint:
             return True
@@ -290,7 +297,7 @@ class Interpreter:
         return self._fail(body, call, command, body.error, body.effect)
 
     def _tool_in_doubt(self, body: ev.ToolInDoubt) -> list[Call]:
-        call, _ = self._attempted(body, (Phase.STARTED, Phase.DOUBT))
+        call = self._of_attempt(body, (Phase.STARTED, Phase.DOUBT))
         self._running.discard(call.path)
         call.phase = Phase.DOUBT
         return []
@@ -301,13 +308,15 @@ class Interpreter:
             return []
         # A worker that leaves before a durable start was acted on says so itself.
         phases = (Phase.DOUBT, Phase.STARTED) if body.outcome == "did_not_happen" else (Phase.DOUBT,)
-        call, command = self._attempted(body, phases)
+        call = self._of_attempt(body, phases)
+        if body.outcome == "did_not_happen":
+            return self._begin_again(call)
+        error, command = body.error or ev.Failure("ToolError", ""), call.command
+        if not isinstance(command, ToolCall):
+            return self._reply(body, call, None, ModelError(error.message, error_type=error.type))
         if body.outcome == "returned":
             return self._reply(body, call, self._result(body, command, body.result))
-        if body.outcome == "failed":
-            error = body.error or ev.Failure("ToolError", "")
-            return self._fail(body, call, command, error, body.effect)
-        return self._begin_again(call)
+        return self._fail(body, call, command, error, body.effect)
 
     def _approval_requested(self, body: ev.ApprovalRequested) -> list[Call]:
         call, command = self._matching(body, body.call, ToolCall)
@@ -331,7 +340,8 @@ class Interpreter:
     def _begin_again(self, call: Call) -> list[Call]:
         call.phase = Phase.ASKED
         self._running.discard(call.path)
-        self._unstarted[call.path] = call
+        if isinstance(call.command, ToolCall):
+            self._unstarted[call.path] = call
         return [call]
 
     def _result(self, body: ev.EventBody, command: ToolCall, result: Raw) -> Any:
@@ -349,9 +359,17 @@ class Interpreter:
 
     def _attempted(self, body: Any, phases: tuple[Phase, ...]) -> tuple[Call, ToolCall]:
         call, command = self._matching(body, body.call, ToolCall)
+        self._of_attempt(body, phases)
+        return call, command
+
+    def _of_attempt(self, body: Any, phases: tuple[Phase, ...]) -> Call:
+        """The call of a tool or a model that is in one of these phases of exactly that attempt."""
+        call = self._call(body, body.call)
+        if call is None or not isinstance(call.command, ToolCall | ModelCall):
+            self._diverge(body, self._wants(body.call))
         if call.phase not in phases or call.attempt != body.attempt:
             self._diverge(body, f"this call in attempt {call.attempt}, {call.phase.value}")
-        return call, command
+        return call
 
     # Time and signals
 
@@ -448,37 +466,18 @@ class Interpreter:
         )
 
 
-def describe_body(body: ev.EventBody) -> str:
-    """One line for people: what an event says."""
-    kind = ev.kind_of(body)
-    call = getattr(body, "call", None)
-    where = f" at {call}" if call else ""
-    match body:
-        case ev.ToolStarted() | ev.ApprovalRequested():
-            return f"{kind} {body.tool}({shorten(bytes(body.args).decode())}){where}"
-        case ev.StepRecorded() | ev.StepFailed():
-            return f"{kind} {body.name}({shorten(bytes(body.args).decode())}){where}"
-        case ev.RunFinished():
-            return f"{kind} with {shorten(bytes(body.output).decode())}"
-        case ev.RunStarted():
-            return f"{kind} of program {body.program!r}"
-        case ev.Patched():
-            return f"{kind}({body.id!r})"
-        case _:
-            return f"{kind}{where}"
-
-
 _HANDLERS: dict[type, Callable[[Any, Any], list[Call]]] = {
     ev.RunStarted: Interpreter._run_started,
     ev.RunResumed: Interpreter._run_resumed,
-    ev.RunReleased: Interpreter._run_released,
-    ev.RunParked: Interpreter._run_parked,
+    ev.RunReleased: Interpreter._run_left,
+    ev.RunParked: Interpreter._run_left,
     ev.RunFinished: Interpreter._run_finished,
     ev.RunFailed: Interpreter._run_failed,
     ev.RunCancelled: Interpreter._run_cancelled,
     ev.CancelRequested: Interpreter._cancel_requested,
     ev.ThreadForked: Interpreter._thread_forked,
     ev.Patched: Interpreter._patch_recorded,
+    ev.ModelStarted: Interpreter._model_started,
     ev.ModelResponded: Interpreter._model_responded,
     ev.ModelFailed: Interpreter._model_failed,
     ev.StepRecorded: Interpreter._step_recorded,

@@ -11,11 +11,12 @@ from ..journal.errors import UnsupportedValue
 from ..journal.store import Message
 from . import events as ev
 from .alarms import Alarms
-from .commands import Call, Phase, ToolCall, WaitFor
+from .commands import Call, Command, ModelCall, Phase, ToolCall, WaitFor
 from .events import Failure
 from .holds import Holds
 from .inbox import CANCEL, INPUT, Approval, Cancel, Resolution, Signal, decode_message, resolution_event
 from .interpreter import Interpreter
+from .ports import InDoubt
 from .text import one_line
 
 WHY_SHOWN = 200
@@ -150,6 +151,13 @@ def soonest(interpreter: Interpreter, holds: Holds, *, after: int = -1) -> int |
     return min([*holding, *(time for time in times if time > after)], default=None)
 
 
+def policy_of(command: Command) -> InDoubt:
+    """What a resume does with a call in doubt."""
+    if isinstance(command, ToolCall):
+        return command.tool.in_doubt
+    return (isinstance(command, ModelCall) and command.in_doubt) or "retry"
+
+
 def doubt_reason(doubts: list[Call], whys: Mapping[str, str]) -> str:
     """
     Why a run is parked, and what to do.
@@ -158,7 +166,9 @@ def doubt_reason(doubts: list[Call], whys: Mapping[str, str]) -> str:
         doubts: The calls in doubt.
         whys: What their reconcilers said, by path.
     """
-    names = ", ".join(c.command.tool.name for c in doubts if isinstance(c.command, ToolCall))
+    names = ", ".join(
+        c.command.tool.name if isinstance(c.command, ToolCall) else "a model call" for c in doubts
+    )
     said = "; ".join(one_line(str(whys[c.path]), WHY_SHOWN) for c in doubts if whys.get(c.path))
     because = f" ({said})" if said else ""
     return f"the outcome of {names} is unknown{because}; say what happened with 'refold resolve'"
@@ -168,6 +178,7 @@ def _fitting(content: Resolution, call: Call) -> Resolution:
     """A result that is not of the tool's declared type is known to have happened, and cannot be handed on."""
     command = call.command
     if content.outcome != "returned" or not isinstance(command, ToolCall):
+        # What a model has answered cannot be said by others: `answers` refuses it.
         return content
     try:
         command.tool.restore(codec.decode(content.result))
@@ -197,12 +208,7 @@ def _not_now(call_id: str, call: Call | None, interpreter: Interpreter) -> Match
 def _ready(call: Call, now: int, holds: Holds) -> bool:
     match call.phase:
         case Phase.DOUBT:
-            command = call.command
-            return (
-                isinstance(command, ToolCall)
-                and command.tool.in_doubt != "park"
-                and holds.until(call) is None
-            )
+            return policy_of(call.command) != "park" and holds.until(call) is None
         case Phase.ASKING:
             return False
         case Phase.WAITING:

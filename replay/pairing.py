@@ -16,7 +16,7 @@ from .errors import UnknownEvent
 class _Call(Struct):
     attempt: int = 0
     opened: str = ""
-    """Kind of what it waits with: a tool's start, an approval, a timer or a wait; empty when it waits for nothing."""
+    """Kind of what it waits with: a start, an approval, a timer or a wait; empty when it waits for nothing."""
     done: bool = False
     key: str = ""
 
@@ -94,7 +94,14 @@ class Pairing(Struct):
         return _RULES[type(body)](self, call, body)
 
     def _model(self, call: _Call, body: ev.ModelResponded | ev.ModelFailed) -> str | None:
+        call.opened = ""
         call.done = isinstance(body, ev.ModelResponded) or body.final
+        return None
+
+    def _model_started(self, call: _Call, body: ev.ModelStarted) -> str | None:
+        if call.opened == "model_started":
+            return f"{body.call!r} starts again while attempt {call.attempt} has no outcome"
+        call.attempt, call.opened = body.attempt, "model_started"
         return None
 
     def _step(self, call: _Call, body: Any) -> str | None:
@@ -117,7 +124,7 @@ class Pairing(Struct):
         self, call: _Call, body: ev.ToolReturned | ev.ToolFailed | ev.ToolInDoubt
     ) -> str | None:
         refused = isinstance(body, ev.ToolFailed) and body.attempt == 0 and not call.attempt
-        if not refused and (call.opened != "tool_started" or call.attempt != body.attempt):
+        if not refused and (call.opened not in _STARTS or call.attempt != body.attempt):
             return f"{ev.kind_of(body)} of attempt {body.attempt} of {body.call!r}, which is not under way"
         if isinstance(body, ev.ToolInDoubt):
             return None
@@ -126,7 +133,7 @@ class Pairing(Struct):
         return None
 
     def _tool_resolved(self, call: _Call, body: ev.ToolResolved) -> str | None:
-        if call.opened != "tool_started" or call.attempt != body.attempt:
+        if call.opened not in _STARTS or call.attempt != body.attempt:
             return f"{body.call!r} is resolved for attempt {body.attempt}, which is not under way"
         call.opened = ""
         call.done = body.outcome != "did_not_happen"
@@ -148,12 +155,14 @@ class Pairing(Struct):
         return None
 
 
+_STARTS = ("tool_started", "model_started")
 _OPENED_BY: dict[type, tuple[str, ...]] = {
     ev.TimerFired: ("timer_set", "wait_started"),
     ev.SignalReceived: ("wait_started",),
     ev.ApprovalGiven: ("approval_requested",),
 }
 _RULES: dict[type, Callable[[Pairing, _Call, Any], str | None]] = {
+    ev.ModelStarted: Pairing._model_started,
     ev.ModelResponded: Pairing._model,
     ev.ModelFailed: Pairing._model,
     ev.StepRecorded: Pairing._step,

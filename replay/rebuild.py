@@ -7,9 +7,9 @@ from msgspec import Struct
 from ..journal.envelope import GENESIS, Event, chain
 from ..journal.errors import Corrupt
 from . import events as ev
-from .divergence import Divergence
+from .divergence import Divergence, describe_body
 from .explain import explain
-from .interpreter import Interpreter, describe_body
+from .interpreter import Interpreter
 from .program import Program
 from .status import RunState, ThreadStatus
 

@@ -85,7 +85,7 @@ class Rebuilder:
             Unrebuildable: Something it refers to is not there.
         """
         body = self._bodies[seq - 1]
-        if not isinstance(body, ev.ModelResponded | ev.ModelFailed):
+        if not isinstance(body, ev.Asked):
             raise Unrebuildable(f"seq {seq} is no model event but {ev.kind_of(body)!r}")
         steps: list[tuple[int, RequestDelta]] = [(seq, body.request)]
         while steps[-1][1].base not in (None, PRIOR):

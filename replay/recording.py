@@ -71,9 +71,18 @@ def beginning(call: Call, *, at: int, now_us: int) -> ev.EventBody | None:
             return None
 
 
-def tool_start(call: Call, *, at: int, uid: str) -> ev.ToolStarted:
-    """The event that must be durable before the next attempt of a tool call."""
+def start(call: Call, *, at: int, uid: str) -> ev.ToolStarted | ev.ModelStarted:
+    """The event that must be durable before the next attempt of a call that may act."""
     command = call.command
+    if isinstance(command, ModelCall):
+        request = command.request
+        return ev.ModelStarted(
+            at=at,
+            call=call.id,
+            fingerprint=request.fingerprint,
+            request=request.delta(call.branch.base),
+            attempt=call.attempt + 1,
+        )
     assert isinstance(command, ToolCall)
     return ev.ToolStarted(
         at=at,
@@ -237,7 +246,8 @@ def recordable(value: Any, *, what: str) -> bytes:
 def _model_outcome(
     call: Call, command: ModelCall, done: Completion, at: int, now_us: int, policy: Policy
 ) -> ev.EventBody:
-    attempt = call.attempt + 1
+    started = call.phase is Phase.STARTED
+    attempt = call.attempt if started else call.attempt + 1
     request = command.request
     delta = request.delta(call.branch.base)
     error = done.error
@@ -259,6 +269,8 @@ def _model_outcome(
                 attempt=attempt,
                 latency_us=done.latency_us,
             )
+    if started and command.in_doubt == "park" and not _refused(error):
+        return ev.ToolInDoubt(at=at, call=call.id, attempt=attempt, why=failure(error).message)
     failed = failure(error)
     again = isinstance(error, ModelError) and error.retryable and attempt < policy.model_attempts
     return ev.ModelFailed(
@@ -271,6 +283,15 @@ def _model_outcome(
         final=not again,
         retry_at=_retry_at(call, now_us, attempt, policy, failed.retry_after_s) if again else None,
         latency_us=done.latency_us,
+    )
+
+
+def _refused(error: BaseException) -> bool:
+    """Whether the provider has said that it did nothing, or has come to an end and only says no."""
+    if not isinstance(error, ModelError):
+        return False
+    return error.kind not in ("timeout", "connection", "malformed") and (
+        error.kind != "overloaded" or error.status in (503, 529)
     )
 
 

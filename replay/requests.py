@@ -16,6 +16,7 @@ from typing import Any, overload
 from msgspec import Raw, Struct
 
 from ..journal import codec
+from .provider_tools import acting
 
 _PRIME = (1 << 255) - 19
 _BASE = int.from_bytes(sha256(b"refold request 1").digest()) % _PRIME
@@ -226,13 +227,15 @@ def _conversation(ranges: list[_Range], size: int) -> Messages:
 class Params:
     """Parameters of a request (model, tools, temperature ...), encoded once."""
 
-    __slots__ = ("digest", "raw", "secret", "values")
+    __slots__ = ("acting", "digest", "raw", "secret", "values")
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = {k: v for k, v in values.items() if k not in VOLATILE and v is not None}
         self.secret = {k: v for k, v in values.items() if k in VOLATILE}
         self.raw = codec.encode(self.values, what="model parameters")
         self.digest = sha256(self.raw).digest()
+        self.acting = bool(acting(self.values))
+        """Whether the provider runs tools inside the call that may act."""
 
 
 class Request:

@@ -8,9 +8,10 @@ import warnings
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from types import CoroutineType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from ..journal import codec
+from ..journal.errors import UsageError
 from ..journal.limits import check_name
 from .commands import Command, ModelCall, Sleep, StepCall, ToolCall, WaitFor
 from .door import NAME_BYTES_MAX
@@ -94,6 +95,7 @@ class Run:
         *,
         messages: Messages | Iterable[Mapping[str, Any]],
         params: Params | None = None,
+        in_doubt: Literal["park", "retry"] = "park",
         **parameters: Any,
     ) -> Ask:
         """
@@ -102,18 +104,21 @@ class Run:
         Args:
             messages: The conversation, as a `Messages` or a plain list of chat-completions dicts.
             params: Parameters encoded once, for loops.
+            in_doubt: What becomes of a call in which the provider runs tools that may act, when it is in doubt.
             parameters: `model=` and what else the provider takes.
 
         Raises (when awaited):
             ModelError: The call failed for good.
         """
+        if in_doubt not in ("park", "retry"):
+            raise UsageError(f"in_doubt of a model call is 'park' or 'retry', not {in_doubt!r}")
         if params is None:
             params = Params(parameters)
         conversation = (
             messages if isinstance(messages, Messages) else self._machine.interner.messages(messages)
         )
         request = Request(conversation, params)
-        return Ask(ModelCall(request))
+        return Ask(ModelCall(request, in_doubt if params.acting else None))
 
     def tool(self, tool: ToolSpec, /, *args: Any, **kwargs: Any) -> Ask:
         """

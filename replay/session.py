@@ -22,7 +22,7 @@ from .gate import Gate
 from .holds import Holds
 from .host import Host
 from .interpreter import Interpreter
-from .matching import Mailbox, doubt_reason, has_news, soonest
+from .matching import Mailbox, doubt_reason, has_news, policy_of, soonest
 from .outbox import Outbox, Unrecorded
 from .outcomes import Reconciled, Unknown
 from .recording import (
@@ -32,8 +32,8 @@ from .recording import (
     committed_outcome,
     outcome,
     refusal,
+    start,
     told,
-    tool_start,
     unbegun,
     verdict_event,
 )
@@ -270,12 +270,14 @@ class Session:
             return
         command = call.command
         match command:
-            case ModelCall():
+            case ModelCall() if command.in_doubt is None:
                 self._gate.hold(self._base, call)
+            case ModelCall() if call.phase in (Phase.ASKED, Phase.BACKOFF):
+                self._start(call)
             case StepCall():
                 self._gate.hold(self._base if command.read_only else self._outbox.head, call)
             case ToolCall() if call.phase is Phase.BACKOFF:
-                self._start_tool(call)
+                self._start(call)
             case ToolCall() if call.phase is Phase.REFUSED:
                 self._refused.append(call)
             case _ if (
@@ -290,21 +292,21 @@ class Session:
     def _fill(self) -> None:
         """Start tools while there are free slots."""
         while not self._idle_by_order() and (call := self.interpreter.next_tool()) is not None:
-            self._start_tool(call)
+            self._start(call)
 
-    def _start_tool(self, call: Call) -> None:
+    def _start(self, call: Call) -> None:
         # Held first: what the emitted start lets begin comes after it.
         self._gate.hold(self._outbox.head + 1, call)
-        self._emit(tool_start(call, at=self._outbox.last_at, uid=self.interpreter.uid))
+        self._emit(start(call, at=self._outbox.last_at, uid=self.interpreter.uid))
 
     def _open_gate(self) -> None:
         if self.error is None and not self._idle_by_order():
             self._gate.open()
 
     def _drop_gated(self) -> None:
-        """What was only about to begin will not; a tool whose start is on its way did not happen."""
+        """What was only about to begin will not; a call whose start is on its way did not happen."""
         for call in self._gate.drop():
-            if isinstance(call.command, ToolCall):
+            if call.phase is Phase.STARTED:
                 self._emit(unbegun(call, at=self._at()))
 
     def _idle_by_order(self) -> bool:
@@ -333,26 +335,23 @@ class Session:
             self._settle_doubt(call)
 
     def _settle_doubt(self, call: Call) -> None:
-        """Apply the tool's policy to a call that is in doubt."""
-        command = call.command
-        if not isinstance(command, ToolCall) or self._idle_by_order():
-            return
-        policy = command.tool.in_doubt
-        if policy == "park" or call.path in self._looked_up:
+        """Apply its policy to a call that is in doubt."""
+        policy = policy_of(call.command)
+        if policy == "park" or call.path in self._looked_up or self._idle_by_order():
             return
         if (until := self.holds.until(call)) is not None:
             self.alarms.wake_at(until)
             return
         if policy == "retry":
-            self._start_tool(call)
+            self._start(call)
         elif policy == "reconcile" and not self._gate.holds(call):
             self._gate.reconcile(call)
         elif policy == "tell_model":
             self._emit(told(call, at=self._at()))
 
     def _record_unstepped(self, call: Call, completion: Completion) -> None:
-        """After a halt the program cannot be stepped; what a tool has returned is recorded all the same."""
-        if isinstance(call.command, ToolCall):
+        """After a halt the program cannot be stepped; what a call that may act came to is recorded all the same."""
+        if isinstance(call.command, ToolCall) or call.phase is Phase.STARTED:
             self._stepper.record(self._made(call, completion))
 
     # Messages
@@ -370,7 +369,7 @@ class Session:
         self._emit(body, consumed=message_id)
         self._drop_gated()
         for call in filter(self._gate.holds, self._pending()):
-            if not isinstance(call.command, ToolCall):
+            if not isinstance(call.command, ToolCall) and call.phase is not Phase.STARTED:
                 self._gate.abandon(call)
         self._set_grace(self._policy.cancel_grace_s)
 

@@ -29,6 +29,7 @@ class OpenCall(Struct, gc=False):
     call: str
     status: CallStatus
     name: str = ""
+    """Name of the tool or of the signal; empty for models and sleeps."""
     args: Raw = ev.NULL
     attempt: int = 0
     key: str = ""
@@ -256,6 +257,8 @@ def _apply(thread: ThreadStatus, run: RunState, seq: int, body: ev.EventBody) ->
             for call in calls.values():
                 if call.status == "started":
                     call.status, call.at_large = "in doubt", body.rival
+        case ev.ModelStarted():
+            calls[body.call] = OpenCall(body.call, "started", attempt=body.attempt, since=body.at, seq=seq)
         case ev.ApprovalRequested():
             calls[body.call] = OpenCall(
                 body.call, "waits for approval", body.tool, body.args, since=body.at, seq=seq
@@ -268,8 +271,8 @@ def _apply(thread: ThreadStatus, run: RunState, seq: int, body: ev.EventBody) ->
             )
         case ev.ToolInDoubt():
             if body.call in calls:
-                # It was given up, not ended: a tool in a thread runs on.
-                calls[body.call].status, calls[body.call].at_large = "in doubt", True
+                # It was given up, not ended: a tool in a thread runs on; a model call is over, as far as we know.
+                calls[body.call].status, calls[body.call].at_large = "in doubt", bool(calls[body.call].name)
         case ev.RunParked():
             run.status, run.reason, run.progressed = "parked", body.reason, True
             run.poisoned = body.poisoned

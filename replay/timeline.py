@@ -137,6 +137,8 @@ def summary(body: ev.EventBody) -> str:
             return _of_call(body)
         case ev.ToolReturned() | ev.ToolFailed() | ev.ToolInDoubt() | ev.ToolResolved():
             return _of_outcome(body)
+        case ev.ModelStarted():
+            return f"{_attempt(body)}the provider may act within it"
         case ev.ModelResponded():
             return _of_response(body)
         case ev.ModelFailed():

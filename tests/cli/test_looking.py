@@ -137,6 +137,7 @@ def test_every_kind_has_a_row_that_says_something() -> None:
             ),
             usage=ev.Usage(input_tokens=3, output_tokens=4),
         ),
+        ev.ModelStarted(**call, fingerprint="f", request=ev.RequestDelta()),
         ev.ModelFailed(**call, fingerprint="f", request=ev.RequestDelta(), error=failure, final=False),
         ev.ToolStarted(**call, tool="t", args=Raw(b"{}"), key="k"),
         ev.ToolReturned(**call, result=Raw(b"1")),

@@ -120,6 +120,15 @@ async def renamed(run: Run, topic: str) -> str:
     return first.text
 
 
+acting = Agent(
+    "acting",
+    model=ScriptedModel([say(None, call("lookup", order=1)), "Computed."]),
+    tools=[lookup],
+    params={"tools": [{"type": "code_interpreter"}]},
+)
+"""Its provider runs code within the model call."""
+
+
 PROGRAMS: dict[str, Program] = {
     "clerk": clerk.program,
     "clerk-forked": clerk.program,
@@ -128,5 +137,6 @@ PROGRAMS: dict[str, Program] = {
     "doomed": doomed,
     "patient": patient,
     "accepted": renamed,
+    "acting": acting.program,
 }
 """Which program each file is replayed against."""

@@ -137,6 +137,20 @@ async def record_accepted(journal: Journal, thread: str) -> None:
     )
 
 
+async def record_acting(journal: Journal, thread: str) -> None:
+    with Journal.memory() as scratch:
+        await corpus.acting.run("Compute", journal=scratch, thread=thread, wait=False)
+        events = read_all(scratch, thread)
+    end = [each.seq for each in events if each.kind == "model_started"][1]
+    tenure = journal.acquire(thread)
+    tenure.append([_new(each) for each in events[:end]], state=ThreadState.RUNNING).result()
+    tenure.release()
+    parked = await corpus.acting.resume(journal=journal, thread=thread, wait=False)
+    assert parked.status == "parked", parked
+    answers.resolve(journal, thread, parked.pending[0].call, did_not_happen=True, by="kim")
+    await corpus.acting.resume(journal=journal, thread=thread, wait=False)
+
+
 RECORDERS: dict[str, Callable[[Journal, str], Awaitable[None]]] = {
     "clerk": record_clerk,
     "clerk-forked": record_forked,
@@ -145,6 +159,7 @@ RECORDERS: dict[str, Callable[[Journal, str], Awaitable[None]]] = {
     "doomed": record_doomed,
     "patient": record_patient,
     "accepted": record_accepted,
+    "acting": record_acting,
 }
 
 

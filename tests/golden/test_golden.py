@@ -23,6 +23,7 @@ NAMES = [file.stem for file in FILES]
 
 DIGESTS = {
     "accepted": "c27f921fbea8d2a4",
+    "acting": "d71741d15a7b4cc0",
     "clerk-forked": "6305cfe1ae5059a5",
     "clerk": "cc0e0d8dcb00f074",
     "doomed": "3193504674af4f57",
