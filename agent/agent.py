@@ -81,7 +81,8 @@ class Agent:
         policy: Policy | None = None,
         limits: Limits | None = None,
     ) -> None:
-        _check(name, max_steps, in_doubt)
+        _check(name, max_steps, output_retries, in_doubt)
+        params = _checked_params(params)
         self.name = name
         self.tools = toolbox(tools)
         self._output = None if output is None else read_output(output)
@@ -95,13 +96,13 @@ class Agent:
         self.model_name = ", ".join(names)
         asked: dict[str, Any] = {}
         if self.tools:
-            theirs = (params or {}).get("tools") or ()
+            theirs = params.get("tools") or ()
             asked["tools"] = [*theirs, *(each.schema() for each in self.tools.values())]
         if self._output is not None:
             asked["response_format"] = self._output.response_format()
         spec = LoopSpec(
             name=name,
-            params=tuple({**(params or {}), "model": each, **asked} for each in names),
+            params=tuple({**params, "model": each, **asked} for each in names),
             tools=self.tools,
             instructions=instructions,
             history=history,
@@ -118,7 +119,7 @@ class Agent:
         self.program = Program(
             loop,
             name=name,
-            definition=_definition(spec, self.model_name, params or {}),
+            definition=_definition(spec, self.model_name, params),
             concurrency=concurrency,
             fold_prior=fold_prior,
             tell=tell,
@@ -336,22 +337,39 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
     raise UsageError("an event loop is running in this thread: await the method without '_sync' instead")
 
 
-def _check(name: Any, max_steps: int, in_doubt: str) -> None:
+def _check(name: Any, max_steps: int, output_retries: int, in_doubt: str) -> None:
     if not name or not isinstance(name, str):
         raise UsageError(f"an agent's name is a text that is not empty, not {name!r}")
-    if max_steps < 1:
-        raise UsageError(f"max_steps is at least 1, not {max_steps}")
+    if type(max_steps) is not int or max_steps < 1:
+        raise UsageError(f"max_steps is a number of at least 1, not {max_steps!r}")
+    if type(output_retries) is not int or output_retries < 0:
+        raise UsageError(f"output_retries is a number of at least 0, not {output_retries!r}")
     if in_doubt not in ("park", "retry"):
         raise UsageError(f"in_doubt of an agent's requests is 'park' or 'retry', not {in_doubt!r}")
 
 
+def _checked_params(params: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Parameters of each request, without those that are not theirs to say."""
+    if params is None:
+        return {}
+    if not isinstance(params, Mapping):
+        raise UsageError(f"params is a dict of request parameters, not {params!r}")
+    for name, instead in (("model", "model="), ("messages", "instructions="), ("stream", "agent.stream()")):
+        if name in params:
+            raise UsageError(f"params cannot hold {name!r}: say it with {instead}")
+    if not isinstance(params.get("tools", []), list | tuple):
+        raise UsageError(f"tools among params are a list of the provider's tools, not {params['tools']!r}")
+    return params
+
+
 def _model_names(model: str | Sequence[str] | ModelClient) -> tuple[str, ...]:
     """The models asked by name, in their order; none where a client is given."""
-    if isinstance(model, str):
-        return (model,)
-    if not isinstance(model, Sequence):
+    if not isinstance(model, Sequence) and callable(getattr(model, "respond", None)):
         return ()
-    names: tuple[Any, ...] = tuple(model)
+    listed: Any = model
+    names: tuple[Any, ...] = (model,) if isinstance(model, str) else ()
+    if isinstance(listed, list | tuple):
+        names = tuple(listed)
     if not names or not all(isinstance(each, str) and each for each in names) or len(set(names)) < len(names):
         raise UsageError(f"model is a name, a list of different names, or a client, not {model!r}")
     return names

@@ -50,6 +50,8 @@ def read_budget(max_cost: float | None, max_tokens: int | None) -> Budget:
         raise UsageError(f"max_cost is a number of dollars over 0, not {max_cost!r}")
     if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
         raise UsageError(f"max_tokens is at least 1, not {max_tokens!r}")
+    if max_cost is not None and round(max_cost * 1_000_000) < 1:
+        raise UsageError(f"max_cost is at least a millionth of a dollar, not {max_cost!r}")
     return Budget(None if max_cost is None else round(max_cost * 1_000_000), max_tokens)
 
 

@@ -68,7 +68,8 @@ def read_output(kind: Any) -> Output:
     try:
         schema, definitions = components(kind)
     except (TypeError, NotImplementedError, RecursionError) as error:
-        raise UsageError(f"output={name}: a model cannot be told of this type ({error})") from None
+        reason = str(error).splitlines()[-1] if str(error) else type(error).__name__
+        raise UsageError(f"output={name}: a model cannot be told of this type ({reason})") from None
     root = definitions.get(schema.get("$ref", "").rpartition("/")[2], schema)
     if root.get("type") != "object" or "properties" not in root:
         raise UsageError(

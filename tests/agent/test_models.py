@@ -353,3 +353,30 @@ def test_a_type_may_hold_itself() -> None:
 
     assert schema["type"] == "object"
     assert "Tree" in schema["$defs"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"model": ""},
+        {"model": 7},
+        {"model": None},
+        {"model": {"a"}},
+        {"max_cost": 1e-9},
+        {"max_steps": "3"},
+        {"max_steps": True},
+        {"output_retries": -1},
+        {"output_retries": 1.5},
+        {"params": [1]},
+        {"params": {"model": "b"}},
+        {"params": {"messages": []}},
+        {"params": {"stream": True}},
+        {"params": {"tools": "abc"}},
+    ],
+    ids=str,
+)
+def test_a_part_that_cannot_be_one_is_told_when_the_agent_is_made(wrong: dict[str, Any]) -> None:
+    name = next(iter(wrong))
+
+    with pytest.raises(UsageError, match=rf"{name}|^params|tools among params"):
+        Agent("a", **{"model": "m", **wrong})
