@@ -157,7 +157,7 @@ def play_schedule(
         UsageError: As for `every_crash_point`.
     """
     __tracebackhide__ = True
-    course: Callable[[Callable[[], int]], Course]
+    course: Callable[[], Course]
     if isinstance(schedule, Schedule):
         names, course = [fault for _, fault in schedule.faults], partial(Scheduled, schedule.faults)
     else:
@@ -250,7 +250,7 @@ def _check_ending(trial: Trial, quiet: Played) -> None:
 def _judged(
     trial: Trial,
     quiet: Played,
-    course: Callable[[Callable[[], int]], Course],
+    course: Callable[[], Course],
     kinds: frozenset[str],
 ) -> Played:
     __tracebackhide__ = True

@@ -68,22 +68,22 @@ class Course(Placed):
 
     Args:
         faults: The placements.
-        head: Asked for the length of the log whenever a fault strikes.
     """
 
-    def __init__(self, faults: Sequence[Placement], head: Callable[[], int]) -> None:
+    def __init__(self, faults: Sequence[Placement]) -> None:
         super().__init__(faults)
         self.places: list[tuple[str, Sequence[str]]] = []
         """Every place with its options."""
         self.struck: list[Struck] = []
-        self._head = head
+        self.head: Callable[[], int] = int
+        """Asked for the length of the log whenever a fault strikes."""
 
     def pick(self, options: Sequence[str], place: str) -> str:
         """The fault placed here."""
         self.places.append((place, options))
         chosen = self.choose(options, place)
         if chosen != options[0]:
-            self.struck.append(Struck(place=place, fault=chosen, head=self._head()))
+            self.struck.append(Struck(place=place, fault=chosen, head=self.head()))
         return chosen
 
     def choose(self, options: Sequence[str], place: str) -> str:
@@ -94,8 +94,8 @@ class Course(Placed):
 class Scheduled(Course):
     """A history in which faults come one after another, each after so many places."""
 
-    def __init__(self, faults: Sequence[tuple[int, str]], head: Callable[[], int]) -> None:
-        super().__init__((), head)
+    def __init__(self, faults: Sequence[tuple[int, str]]) -> None:
+        super().__init__(())
         self._left = list(faults)
         self._passed = 0
 

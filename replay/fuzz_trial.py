@@ -126,7 +126,7 @@ class Trial:
 
     def play(
         self,
-        course: Callable[[Callable[[], int]], Course],
+        course: Callable[[], Course],
         faults: frozenset[str],
         *,
         watch: bool = False,
@@ -136,7 +136,7 @@ class Trial:
         One history, in a world put back before it.
 
         Args:
-            course: Makes what chooses its faults, from a function that tells the length of the log.
+            course: Makes what chooses its faults.
             faults: Kinds of faults that may be chosen.
             watch: Whether to find out who changes the world, and what the program takes from outside of its run.
             replays: How often its log is replayed.
@@ -144,13 +144,9 @@ class Trial:
         deps = self._world.renew()
         if self.options.deps is not None:
             deps = self.options.deps
-        world: Simulation | None = None
-
-        def head() -> int:
-            return 0 if world is None else world.store.info(THREAD).head
-
-        chosen = course(head)
+        chosen = course()
         world = Simulation(chosen, trace=True)
+        chosen.head = lambda: world.store.info(THREAD).head
         changes, sources = (Changes(self._world), Watch()) if watch else (None, None)
         perform = self._perform
         if changes is not None and sources is not None:
