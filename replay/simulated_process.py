@@ -51,8 +51,8 @@ class Owner(Protocol):
     def message(self, kind: str) -> None:
         """Send one of `MESSAGES`, or an input."""
 
-    def post(self, key: str, content: Content) -> None:
-        """Put a message into the thread's inbox; live workers will find it."""
+    def post(self, key: str, content: Content) -> bool:
+        """Put a message into the thread's inbox; live workers will find it. False if one of that key was there."""
 
 
 class Clocks(Sources):
@@ -97,14 +97,14 @@ class Process:
         """It has left the thread: what it began may still come to an end, nothing else of it happens."""
         self.paused = False
         self._counts: dict[str, int] = {}
-        self._aside: list[Callable[[], None]] = []
-        self._held: list[Callable[[], None]] = []
+        self._aside: list[Callable[[], object]] = []
+        self._held: list[Callable[[], object]] = []
         self._options = options(owner.scenario.faults, turns=owner.scenario.turn is not None)
         skew = self.world.chooser.pick(self._options["clock"], f"{self.name}.clock")
         skew_us = {OK: 0, "ahead": SKEW_US, "behind": -SKEW_US}[skew]
         self.clocks = Clocks(self.world, number, skew_us)
 
-    def do(self, kind: str, what: str, latency_us: int, step: Callable[[str], None]) -> None:
+    def do(self, kind: str, what: str, latency_us: int, step: Callable[[str], object]) -> None:
         """Have a step happen, unless something goes wrong there; *step* is told what else does."""
         place = self._place(what)
 
@@ -127,11 +127,11 @@ class Process:
             self.world.marks[f"fault: {fault}"] += 1
         return fault
 
-    def aside(self, action: Callable[[], None]) -> None:
+    def aside(self, action: Callable[[], object]) -> None:
         """Have *action* happen just before whatever this process does next; nothing else changes by it."""
         self._aside.append(action)
 
-    def later(self, delay_us: int, action: Callable[[], None]) -> None:
+    def later(self, delay_us: int, action: Callable[[], object]) -> None:
         """Have *action* happen if this process lives then; when it stands still, as soon as it goes on."""
 
         def when_due() -> None:
@@ -162,7 +162,12 @@ class Process:
         """The process goes on after it stood still."""
 
     def call(
-        self, kind: str, perform: Callable[[], Any], then: Callable[[Any], None], *, sent: Callable[[], None]
+        self,
+        kind: str,
+        perform: Callable[[], Any],
+        then: Callable[[Any], None],
+        *,
+        sent: Callable[[], object],
     ) -> None:
         """One call of the store, sent again until an answer comes; *sent* is told each time it goes out."""
 
@@ -202,7 +207,7 @@ class Process:
             self.world.marks[f"orphan {result.outcome.value}"] += 1
             self.world.note(self.name, f"an append thought lost arrives: {result.outcome.value}")
 
-    def _happen(self, kind: str, place: str, step: Callable[[str], None]) -> None:
+    def _happen(self, kind: str, place: str, step: Callable[[str], object]) -> None:
         if self.gone and kind not in ("outcome", "post"):
             return
         fault = self.world.chooser.pick(self._options[kind], place)
@@ -242,7 +247,7 @@ class Process:
             case _:
                 step(fault)
 
-    def _stand_still(self, pause_us: int, step: Callable[[str], None]) -> None:
+    def _stand_still(self, pause_us: int, step: Callable[[str], object]) -> None:
         self.paused = True
         self._held.append(lambda: step(OK))
         self.owner.left(self, "crash")

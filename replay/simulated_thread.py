@@ -109,12 +109,14 @@ class Lane:
         else:
             self._send_early(run)
 
-    def post(self, key: str, content: Content) -> None:
-        """Put a message into the thread's inbox; live workers will find it."""
-        if self.world.send(self.name, key, content):
+    def post(self, key: str, content: Content) -> bool:
+        """Put a message into the thread's inbox; live workers will find it. False if one of that key was there."""
+        fresh = self.world.send(self.name, key, content)
+        if fresh:
             for worker in self.workers:
                 if worker.alive and not worker.gone:
                     worker.poll()
+        return fresh
 
     # Within
 
@@ -177,13 +179,14 @@ class Lane:
                 key = approval_key(call.call) if isinstance(content, Approval) else f"signal/{call.call}"
             if content is None:
                 continue
-            answered = True
             self._answers += 1
             place = f"people.{call.call}.{self._answers}"
             post = partial(self.post, key, content)
             if self.world.chooser.pick(self._people, place) == OK:
-                post()
+                # What has been said before and not been taken waits for its time, as the run does.
+                answered = post() or answered
             else:
+                answered = True
                 self.world.note("people", f"take their time over {call.call}")
                 self.world.after(TTL_US, post)
         return answered

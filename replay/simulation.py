@@ -352,7 +352,7 @@ class Simulation:
         self.renew_at_us = 0
         """Before that none of them has anything to do."""
         self.workers = 0
-        self._queue: list[tuple[int, int, Callable[[], None]]] = []
+        self._queue: list[tuple[int, int, Callable[[], object]]] = []
         self._queued = 0
 
     def run(self, steps: int | None = None) -> None:
@@ -371,7 +371,7 @@ class Simulation:
                     self._renew()
             action()
 
-    def after(self, delay_us: int, action: Callable[[], None]) -> None:
+    def after(self, delay_us: int, action: Callable[[], object]) -> None:
         """Have *action* happen, microseconds from now; what is due at one time happens in the order asked."""
         self._queued += 1
         heapq.heappush(self._queue, (self.now_us + delay_us, self._queued, action))

@@ -33,6 +33,8 @@ HISTORIES = [
     # A transactional tool that was run again when nothing else was on its way acted before its start was durable,
     # and its result came before the start in the log: nobody could take the run up any more.
     ("BOOKS", {"w1.commit 1.1.1": "rival"}),
+    # People had said all they know while the calls were still left alone; worker after worker came to look.
+    ("BOOKS", {"w1.commit 1.1.1": "twin", "w3.append.answer#2": "twin"}),
 ]
 
 
