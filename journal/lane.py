@@ -117,11 +117,15 @@ class Lane:
         self._flight = take_group(self._queue, self._sent_s)
         self.calls += 1
         try:
-            if self._wire.send([each.append for each in self._flight]):
-                self._loop.add_writer(self._wire.fileno, self._writable)
+            self._wire.send([each.append for each in self._flight])
+            self._watch_room(self._wire)
         except Exception:  # noqa: BLE001  whatever it was, sending it again will tell
             return self._drop()
         return []
+
+    def _watch_room(self, wire: Wire) -> None:
+        if wire.unsent:
+            self._loop.add_writer(wire.fileno, self._writable)
 
     def _writable(self) -> None:
         with self._lock:
@@ -130,7 +134,8 @@ class Lane:
             if wire is None:
                 return
             try:
-                if not wire.flush():
+                wire.flush()
+                if not wire.unsent:
                     self._loop.remove_writer(wire.fileno)
             except Exception:  # noqa: BLE001  as above
                 failed = self._drop()
@@ -144,6 +149,7 @@ class Lane:
                 return
             try:
                 results = self._wire.receive()
+                self._watch_room(self._wire)
             except Exception:  # noqa: BLE001  as above
                 failed = self._drop()
             else:

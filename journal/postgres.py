@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, LiteralString
+from typing import Any, LiteralString, TypeVar
 from uuid import UUID
 
 import psycopg
@@ -43,23 +43,20 @@ from .wire import Wire
 
 
 class Connection(psycopg.Connection[sql.Row]):
-    """A connection that keeps a cursor: a fresh one learns anew, for each call, how to pass each type."""
+    """A connection that can make appends past psycopg's cursors, whose care for types they do not need."""
 
-    _kept: psycopg.Cursor[sql.Row] | None = None
     _wired: Wire | None = None
 
-    def kept_cursor(self) -> psycopg.Cursor[sql.Row]:
-        """The same cursor each time, for calls with small answers (it holds on to the last one)."""
-        if self._kept is None:
-            self._kept = self.cursor()
-        return self._kept
-
-    def wire(self, keep: Callable[[Connection], None]) -> Wire:
-        """The connection for appends that are not waited for; *keep* takes it back."""
+    def wire(self, *, prepare: bool, keep: Callable[[Connection], None]) -> Wire:
+        """The connection for appends; *keep* takes it back."""
         if self._wired is None:
-            self._wired = Wire(self.pgconn, keep=lambda: keep(self), close=self.close)
+            ends = {"keep": lambda: keep(self), "close": self.close}
+            refused = psycopg.errors.error_from_result
+            self._wired = Wire(self.pgconn, prepare=prepare, refused=refused, **ends)
         return self._wired
 
+
+T = TypeVar("T")
 
 _POOL_MAX = 8
 _PREPARE_AFTER = 5
@@ -209,31 +206,24 @@ class PostgresStore(Admitting):
 
     def renew(self, thread: str, *, fence: int, ttl_s: float) -> bool:
         """Renew the lease for *ttl_s* from now; False if the fence is not current."""
-        return bool(self._call(sql.RENEW, (thread, fence, ttl_s))[0][0])
+        params = (thread, fence, ttl_s)
+        return bool(self._on_line(lambda line: self._execute(line, sql.RENEW, params))[0][0])
 
     def append(self, append: Append) -> AppendResult:
         """Append a batch, or say why not."""
-        rows = self._call(*sql.append_call(append))
-        return sql.append_result(*rows[0])
+        return self._append([append])[0]
 
     def append_many(self, appends: Sequence[Append]) -> list[AppendResult]:
         """Append batches of different threads with one commit; each has its own outcome, in order."""
-        # Every call locks its threads in one order, that of code points, so no two can wait for each other.
-        placed = sorted(range(len(appends)), key=lambda place: appends[place].thread)
-        ordered = [appends[place] for place in placed]
-        if len({append.thread for append in ordered}) != len(ordered):
+        if len({append.thread for append in appends}) != len(appends):
             raise UsageError("append_many takes at most one append for each thread")
-        if not ordered:
-            return []
-        ((outcomes, heads),) = self._call(sql.APPEND_MANY, sql.append_many_params(ordered))
-        results = dict(zip(placed, map(sql.append_result, outcomes, heads), strict=True))
-        return [results[place] for place in range(len(appends))]
+        return self._append(appends) if appends else []
 
     def take_wire(self) -> Wire | None:
         """An idle connection for appends that are not waited for; None if there is none now."""
         with self._lock:
             usable = self._prepare and self._lines and os.getpid() == self._pid
-            return self._lines.pop().wire(self._keep) if usable else None
+            return self._lines.pop().wire(prepare=True, keep=self._keep) if usable else None
 
     def transact(self, work: Callable[[Any], Append]) -> AppendResult:
         """Call *work* with a connection in a transaction, and append what it returns in that very transaction."""
@@ -330,18 +320,20 @@ class PostgresStore(Admitting):
                 "is the server running, and does it take more connections?"
             ) from None
 
-    def _call(self, query: LiteralString, params: sql.Params) -> list[sql.Row]:
+    def _append(self, appends: Sequence[Append]) -> list[AppendResult]:
+        return self._on_line(lambda line: line.wire(prepare=self._prepare, keep=self._keep).call(appends))
+
+    def _on_line(self, work: Callable[[Connection], T]) -> T:
         """A call of the writer or the renewer, on a connection that no reader can keep it from."""
         line = self._line()
         try:
             with _translated():
-                cursor = line.kept_cursor()
-                rows = cursor.execute(query, params, prepare=self._prepare, binary=True).fetchall()
+                answer = work(line)
         except BaseException as error:
             self._keep_or_close(line, error)
             raise
         self._keep(line)
-        return rows
+        return answer
 
     def _line(self) -> Connection:
         self._check_usable()

@@ -16,21 +16,6 @@ APPEND: LiteralString = """
 select outcome, head from refold.append(
   %s, %s::int8, %b, %s::int8, %s::float8, %s, %s::int8, %b, %s, %s::int2, %b, %b)
 """
-APPEND_PAIR: LiteralString = """
-select outcome, head from refold.append_pair(
-  %s, %s::int8, %b, %s::int8, %s::float8, %s, %s::int8, %b, %s, %s::int2, %b, %b, %b, %s, %s::int2, %b, %b)
-"""
-APPEND_BATCH: LiteralString = """
-select outcome, head from refold.append_batch(
-  %s, %s::int8, %b, %s::int8, %s::float8, %s, %s::int8,
-  %b::uuid[], %b::text[], %b::int2[], %b::bytea[], %b::bytea[], %b::int8[])
-"""
-APPEND_MANY: LiteralString = """
-select outcomes, heads from refold.append_many(
-  %b::text[], %b::int8[], %b::bytea[], %b::int8[], %b::float8[], %b::text[], %b::int8[], %b::int8[], %b::bytea[],
-  %b::int4[], %b::int8[], %b::uuid[], %b::text[], %b::int2[], %b::bytea[], %b::bytea[],
-  %b::int4[], %b::int8[])
-"""
 CREATE: LiteralString = "select refold.create(%s)"
 ACQUIRE: LiteralString = """
 select outcome, fence, head, head_hash, state, remaining_s, name, left_open, now_us
@@ -73,17 +58,8 @@ INFO: LiteralString = _STANDING + "from refold.standing where thread = %s"
 LIST: LiteralString = _STANDING + "from refold.list(%s::int8, %s, %s::int8, %s::text[], %s)"
 
 
-def append_call(append: Append) -> tuple[LiteralString, Params]:
-    """The cheapest statement that makes *append*, and its parameters."""
-    if not append.consumed and len(append.events) == 1:
-        return APPEND, append_params(append)
-    if not append.consumed and len(append.events) == 2:
-        return APPEND_PAIR, append_pair_params(append)
-    return APPEND_BATCH, append_batch_params(append)
-
-
 def append_params(append: Append) -> Params:
-    """Parameters of APPEND for an append of one event that takes no message."""
+    """Parameters of refold.append for an append of one event that takes no message."""
     (event,) = append.events
     return (
         append.thread,
@@ -102,7 +78,7 @@ def append_params(append: Append) -> Params:
 
 
 def append_pair_params(append: Append) -> Params:
-    """Parameters of APPEND_PAIR for an append of two events that takes no message."""
+    """Parameters of refold.append_pair for an append of two events that takes no message."""
     first, second = append.events
     return (
         append.thread,
@@ -126,7 +102,7 @@ def append_pair_params(append: Append) -> Params:
 
 
 def append_batch_params(append: Append) -> Params:
-    """Parameters of APPEND_BATCH."""
+    """Parameters of refold.append_batch."""
     events = append.events
     return (
         append.thread,
@@ -146,7 +122,7 @@ def append_batch_params(append: Append) -> Params:
 
 
 def append_many_params(appends: Sequence[Append]) -> Params:
-    """Parameters of APPEND_MANY; *appends* in the order of their threads."""
+    """Parameters of refold.append_many; *appends* in the order of their threads."""
     placed = [
         (place, append.expected + offset, event)
         for place, append in enumerate(appends, 1)

@@ -1,17 +1,17 @@
 """
-Appends on a connection without waiting for their answers, in the server's binary format.
+Appends on a connection, in the server's binary format; their answers need not be waited for.
 
 Knows the shape of libpq's connections, which are given to it, and imports no driver.
 """
 
 from __future__ import annotations
 
+import select
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from .errors import StoreUnavailable
-from .statements import APPEND, APPEND_BATCH, APPEND_PAIR, append_call, append_many_params
+from .statements import append_batch_params, append_many_params, append_pair_params, append_params
 from .store import Append, AppendResult, Outcome
 
 _BINARY = 1
@@ -96,8 +96,26 @@ _MANY = _Statement(
     "text[] int8[] bytea[] int8[] float8[] text[] int8[] int8[] bytea[] "
     "int4[] int8[] uuid[] text[] int2[] bytea[] bytea[] int4[] int8[]",
 )
-_STATEMENTS = {APPEND: _ONE, APPEND_PAIR: _PAIR, APPEND_BATCH: _BATCH}
 _OUTCOMES = {each.value.encode(): each for each in Outcome}
+
+
+def _one(append: Append) -> tuple[_Statement, Sequence[Any]]:
+    """The cheapest statement that makes *append*, and its parameters."""
+    if not append.consumed and len(append.events) == 1:
+        return _ONE, append_params(append)
+    if not append.consumed and len(append.events) == 2:
+        return _PAIR, append_pair_params(append)
+    return _BATCH, append_batch_params(append)
+
+
+def _wait(fileno: int, *, writable: bool) -> None:
+    if hasattr(select, "poll"):
+        # The other one takes no descriptor above 1023.
+        poll = select.poll()
+        poll.register(fileno, select.POLLIN | (select.POLLOUT if writable else 0))
+        poll.poll()
+    else:
+        select.select([fileno], [fileno] if writable else [], [])
 
 
 class Wire:
@@ -106,15 +124,29 @@ class Wire:
 
     Args:
         connection: A libpq connection in autocommit, that nobody else uses.
+        prepare: Whether statements are prepared on it.
+        refused: Makes an error of the server's answer.
         keep: Gives the connection back for other use.
         close: Closes it.
     """
 
-    def __init__(self, connection: Any, *, keep: Callable[[], None], close: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        connection: Any,
+        *,
+        prepare: bool,
+        refused: Callable[[Any], Exception],
+        keep: Callable[[], None],
+        close: Callable[[], None],
+    ) -> None:
         self.fileno: int = connection.socket
         self.keep = keep
         self.close = close
+        self.unsent = False
+        """Whether `flush` is to be called once there is room."""
         self._connection = connection
+        self._prepare = prepare
+        self._refused = refused
         self._prepared: set[_Statement] = set()
         self._statement = _ONE
         self._params: list[bytes | None] = []
@@ -122,9 +154,19 @@ class Wire:
         self._preparing = False
         self._answer: Any = None
 
-    def send(self, appends: Sequence[Append]) -> bool:
+    def call(self, appends: Sequence[Append]) -> list[AppendResult]:
+        """Send *appends* of different threads in one call, and wait for their results."""
+        self.send(appends)
+        while True:
+            _wait(self.fileno, writable=self.unsent)
+            if self.unsent:
+                self.flush()
+            if (results := self.receive()) is not None:
+                return results
+
+    def send(self, appends: Sequence[Append]) -> None:
         """
-        Send *appends* of different threads in one call; True when `flush` is to be called once there is room.
+        Send *appends* of different threads in one call.
 
         Whatever it raises, the call may or may not have been sent.
         """
@@ -132,21 +174,21 @@ class Wire:
         if len(appends) > 1:
             # Every call locks its threads in one order, so no two can wait for each other.
             self._order = sorted(range(len(appends)), key=lambda place: appends[place].thread)
-            statement, params = _MANY, append_many_params([appends[place] for place in self._order])
+            params: Sequence[Any] = append_many_params([appends[place] for place in self._order])
+            statement = _MANY
         else:
-            query, params = append_call(appends[0])
-            statement = _STATEMENTS[query]
+            statement, params = _one(appends[0])
         self._statement, self._params = statement, statement.written(params)
-        self._preparing = statement not in self._prepared
+        self._preparing = self._prepare and statement not in self._prepared
         if self._preparing:
             self._connection.send_prepare(statement.name, statement.text)
         else:
             self._execute()
-        return self.flush()
+        self.flush()
 
-    def flush(self) -> bool:
-        """Push out what was sent; True when it is to be called again once there is room."""
-        return bool(self._connection.flush())
+    def flush(self) -> None:
+        """Push out what was sent."""
+        self.unsent = bool(self._connection.flush())
 
     def receive(self) -> list[AppendResult] | None:
         """
@@ -167,7 +209,7 @@ class Wire:
             if not self._preparing:
                 return self._results(answer)
             if answer.status != _COMMAND_OK:
-                raise StoreUnavailable("a statement could not be prepared")
+                raise self._refused(answer)
             self._preparing = False
             self._prepared.add(self._statement)
             self._execute()
@@ -176,12 +218,17 @@ class Wire:
 
     def _execute(self) -> None:
         statement = self._statement
-        self._connection.send_query_prepared(statement.name, self._params, statement.formats, _BINARY)
+        if self._prepare:
+            self._connection.send_query_prepared(statement.name, self._params, statement.formats, _BINARY)
+        else:
+            self._connection.send_query_params(
+                statement.text, self._params, param_formats=statement.formats, result_format=_BINARY
+            )
         self._params = []
 
     def _results(self, answer: Any) -> list[AppendResult]:
         if answer.status != _TUPLES_OK:
-            raise StoreUnavailable("the call was refused")
+            raise self._refused(answer)
         outcomes, heads = answer.get_value(0, 0), answer.get_value(0, 1)
         if len(self._order) == 1 and self._statement is not _MANY:
             return [AppendResult(_OUTCOMES[outcomes], _INT8.unpack(heads)[0])]

@@ -239,9 +239,9 @@ def many(job: work.Job) -> dict[str, Any]:
     sizes: list[int] = []
     sent = Wire.send
 
-    def counting(self: Wire, appends: Sequence[Append]) -> bool:
+    def counting(self: Wire, appends: Sequence[Append]) -> None:
         sizes.append(sum(len(each.events) for each in appends))
-        return sent(self, appends)
+        sent(self, appends)
 
     with Journal.open(job["dsn"]) as journal:
         run_turns(journal, 5, threads)

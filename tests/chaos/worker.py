@@ -183,10 +183,9 @@ class NotingWire:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def send(self, appends: Sequence[Append]) -> bool:
+    def send(self, appends: Sequence[Append]) -> None:
         self._sent = appends
-        sent: bool = self._inner.send(appends)
-        return sent
+        self._inner.send(appends)
 
     def receive(self) -> list[AppendResult] | None:
         results: list[AppendResult] | None = self._inner.receive()

@@ -312,21 +312,26 @@ def test_a_large_append_does_not_hold_the_loop_up(journal: Journal) -> None:
     check(journal, "t", 3)
 
 
-def test_an_append_larger_than_the_socket_takes_at_once_is_carried_whole(journal: Journal) -> None:
+@pytest.mark.parametrize("beside", [0, 1])
+def test_an_append_larger_than_the_socket_takes_at_once_is_carried_whole(
+    journal: Journal, beside: int
+) -> None:
+    """Also as the first of its form on a connection, when its statement has yet to be prepared."""
     tenure = journal.acquire("t")
 
     async def go() -> None:
         await write(tenure)
         await write(tenure)
         before = calls(journal)
-        future = tenure.append(
-            [event(body=b"x" * (BYTES_MAX - 1))], state=RUNNING, loop=asyncio.get_running_loop()
-        )
+        batch = [event(body=b"x" * (BYTES_MAX - 2)), *(event() for _ in range(beside))]
+        future = tenure.append(batch, state=RUNNING, loop=asyncio.get_running_loop())
+        told = told_on(future)
         await asyncio.wait_for(asyncio.wrap_future(future), SOON_S)
         assert calls(journal) == before + 1
+        assert told == [threading.get_ident()]
 
     asyncio.run(go())
-    check(journal, "t", 3)
+    check(journal, "t", 3 + beside)
 
 
 def test_loops_one_after_another_use_one_connection_in_turn(journal: Journal, database: str) -> None:
