@@ -206,4 +206,4 @@ def test_whatever_happens_to_many_threads_every_promise_is_kept_and_all_come_to_
 def test_the_world_notices_a_missing_guard(name):
     (mutant,) = (mutant for mutant in MUTANTS if mutant.name == name)
     with mutant.at_large(), pytest.raises(AssertionError):
-        play(60, 30, derandomize=True, shorten=False)
+        play(30, 30, derandomize=True, shorten=False)
