@@ -152,7 +152,7 @@ def a_resolution_is_taken_for_whatever_attempt_is_in_doubt(match: Any) -> Any:
 def a_call_in_doubt_is_run_again_whatever_its_policy(settle: Any) -> Any:
     def eager(self: Session, call: Call) -> None:
         if isinstance(call.command, ToolCall) and call.command.tool.in_doubt == "park":
-            self._start_tool(call)
+            self._start(call)
         else:
             settle(self, call)
 
@@ -169,10 +169,10 @@ def a_rivals_calls_are_not_left_alone(until: Any) -> Any:
     return lambda self, call: None
 
 
-@mutant(session, "tool_start", "repeats_carry_one_key", (E, 1, "crash"))
-def each_attempt_gets_a_key_of_its_own(tool_start: Any) -> Any:
+@mutant(session, "start", "repeats_carry_one_key", (E, 1, "crash"))
+def each_attempt_gets_a_key_of_its_own(start: Any) -> Any:
     def keyed(call: Call, *, at: int, uid: str) -> Any:
-        started = tool_start(call, at=at, uid=uid)
+        started = start(call, at=at, uid=uid)
         return structs.replace(started, key=f"{started.key}-{call.attempt}")
 
     return keyed
@@ -380,7 +380,10 @@ def the_chain_is_not_checked_when_a_log_is_read(chain: Any) -> Any:
 
 
 @mutant(
-    simulated_worker, "fold_history", "log_is_that_without_redis engine_raises_nothing", (E, 2, "newer crash")
+    simulated_worker,
+    "fold_history",
+    "log_is_that_without_redis engine_raises_nothing",
+    (E, {"w1.append#5": "crash", "w2.fetch": "newer"}),
 )
 def hot_state_is_believed_whatever_the_heads_hash_is(fold_history: Any) -> Any:
     def credulous(read: Any, hot: Any, thread: str, head: int, head_hash: bytes, fold: Any) -> Any:
