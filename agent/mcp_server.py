@@ -61,6 +61,7 @@ class McpServer:
 
     Raises:
         MissingExtra: The extra `mcp` is not installed.
+        UsageError: A text is given where a list is taken.
     """
 
     def __init__(
@@ -82,6 +83,8 @@ class McpServer:
     ) -> None:
         if importlib.util.find_spec("mcp") is None:
             raise MissingExtra("mcp", "a tool of an MCP server")
+        if isinstance(args, str):
+            raise UsageError(f"args takes a list of arguments, not the text {args!r}")
         self.name = name or os.path.basename(os.fspath(command))  # noqa: PTH119 - a command need not be a path
         self._process = {
             "command": os.fspath(command),

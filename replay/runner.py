@@ -90,6 +90,9 @@ class Runner:
         observe: Told of each event as it is made.
         on_parked: Told, once for each parking, that the run is parked, why and what waits for an answer. It may be
             async, is called when the thread is free again, and can harm nothing by what it raises.
+
+    Raises:
+        UsageError: *on_parked* cannot be called.
     """
 
     def __init__(
@@ -103,6 +106,8 @@ class Runner:
         observe: Observe | None = None,
         on_parked: OnParked | None = None,
     ) -> None:
+        if on_parked is not None and not callable(on_parked):
+            raise UsageError(f"on_parked is a function that is given the result, not {on_parked!r}")
         self._program = program
         self._journal = journal
         self._thread = check_thread_id(thread)

@@ -153,6 +153,8 @@ def test_names_that_no_provider_takes_are_told_at_the_start(place: Place) -> Non
 def test_a_text_instead_of_a_list_of_names_is_wrong_use(place: Place) -> None:
     with pytest.raises(UsageError, match="list of names"):
         place.shop(only="find")
+    with pytest.raises(UsageError, match=r"args takes a list of arguments, not the text 'shop\.py'"):
+        McpServer("python", "shop.py")
 
 
 # A server that is not there

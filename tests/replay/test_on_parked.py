@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import refold
-from refold import Agent, Journal, Run, RunResult, ScriptedModel, program, tool
+from refold import Agent, Journal, Run, RunResult, ScriptedModel, UsageError, program, tool
 from refold.agent.scripted import call
 from refold.agent.serve import serve
 from refold.replay import answers, hooks
@@ -122,6 +122,15 @@ async def test_a_hook_that_hangs_is_not_waited_for_for_ever(
     leave.set()
 
     assert result.status == "parked"
+
+
+async def test_what_cannot_be_called_is_refused_before_the_thread_is_made(journal: Journal) -> None:
+    told: Any = ["mail@example.org"]
+
+    with pytest.raises(UsageError, match=r"on_parked is a function .*, not \['mail@example.org'\]"):
+        await refold.run(pays, journal=journal, thread="t", on_parked=told)
+
+    assert [each.id for each in journal.threads()] == []
 
 
 async def test_a_run_that_is_not_parked_tells_nobody(journal: Journal) -> None:
