@@ -131,8 +131,11 @@ def _run(pinned: _Pinned, thread: _Thread) -> None:
                 raise found.divergence
             if found.error:
                 pytest.fail(visible(found.error), pytrace=False)
+        return
     except RefoldError as error:
-        pytest.fail(visible(str(error), lines=isinstance(error, Divergence)), pytrace=False)
+        failure = visible(str(error), lines=isinstance(error, Divergence))
+    # Said out here, since pytest would show the error it came from as well.
+    pytest.fail(failure, pytrace=False)
 
 
 def _record(runnable: Agent | Program, thread: _Thread, value: Any) -> None:
