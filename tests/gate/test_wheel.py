@@ -294,7 +294,7 @@ def test_the_plugin_pins_an_agent_in_a_folder_of_its_own(installed: Installed, t
     changed = installed.run("pytest", "-q", cwd=tmp_path, status=1).stdout
     assert "2 failed" in changed
     assert "diverged at seq 3, r1/1 (request)" in changed
-    assert changed.count("Nothing was executed") == 2  # once for each: the error it came from is not shown as well
+    assert changed.count("Nothing was executed") == 2  # once for each of the two
     assert 'message 1 (system).content: "You pay." became "You pay at once."' in changed
 
 

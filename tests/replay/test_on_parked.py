@@ -130,7 +130,7 @@ async def test_what_cannot_be_called_is_refused_before_the_thread_is_made(journa
     with pytest.raises(UsageError, match=r"on_parked is a function .*, not \['mail@example.org'\]"):
         await refold.run(pays, journal=journal, thread="t", on_parked=told)
 
-    assert [each.id for each in journal.threads()] == []
+    assert list(journal.threads()) == []
 
 
 async def test_a_run_that_is_not_parked_tells_nobody(journal: Journal) -> None:
