@@ -92,7 +92,7 @@ class Runner:
             async, is called when the thread is free again, and can harm nothing by what it raises.
 
     Raises:
-        UsageError: *on_parked* cannot be called.
+        UsageError: *observe* or *on_parked* cannot be called.
     """
 
     def __init__(
@@ -108,6 +108,8 @@ class Runner:
     ) -> None:
         if on_parked is not None and not callable(on_parked):
             raise UsageError(f"on_parked is a function that is given the result, not {on_parked!r}")
+        if observe is not None and not callable(observe):
+            raise UsageError(f"observe is a function that is given each event, not {observe!r}")
         self._program = program
         self._journal = journal
         self._thread = check_thread_id(thread)

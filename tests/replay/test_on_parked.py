@@ -124,11 +124,14 @@ async def test_a_hook_that_hangs_is_not_waited_for_for_ever(
     assert result.status == "parked"
 
 
-async def test_what_cannot_be_called_is_refused_before_the_thread_is_made(journal: Journal) -> None:
-    told: Any = ["mail@example.org"]
+@pytest.mark.parametrize("name", ["on_parked", "observe"])
+async def test_what_cannot_be_called_is_refused_before_the_thread_is_made(
+    journal: Journal, name: str
+) -> None:
+    hook: Any = {name: "mail@example.org"}
 
-    with pytest.raises(UsageError, match=r"on_parked is a function .*, not \['mail@example.org'\]"):
-        await refold.run(pays, journal=journal, thread="t", on_parked=told)
+    with pytest.raises(UsageError, match=f"{name} is a function .*, not 'mail@example.org'"):
+        await refold.run(pays, journal=journal, thread="t", **hook)
 
     assert list(journal.threads()) == []
 
