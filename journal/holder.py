@@ -38,10 +38,17 @@ def _started(pid: int) -> str | None:
     return None if state in "ZX" else started
 
 
-def describe() -> str:
-    """This process, for `is_dead` to look for; empty where it could not be found again."""
+def describe(buried_since: int = 0) -> str:
+    """
+    This process, for `is_dead` to look for; empty where it could not be found again.
+
+    Args:
+        buried_since: What `buried_since` is to tell whoever takes the thread from this holder.
+    """
     place, started = _place(), _started(os.getpid())
-    return f"{place}/{os.getpid()}/{started}" if place and started else ""
+    if not (place and started):
+        return ""
+    return f"{place}/{os.getpid()}/{started}" + (f"/{buried_since}" if buried_since else "")
 
 
 def is_dead(holder: str) -> bool:
@@ -49,5 +56,18 @@ def is_dead(holder: str) -> bool:
     place = _place()
     if place is None or not holder.startswith(f"{place}/"):
         return False
-    pid, _, started = holder[len(place) + 1 :].partition("/")
-    return pid.isdigit() and _started(int(pid)) != started
+    pid, _, rest = holder[len(place) + 1 :].partition("/")
+    return pid.isdigit() and _started(int(pid)) != rest.partition("/")[0]
+
+
+def buried_since(holder: str) -> int:
+    """
+    The first fence from which on every holder before this one was known to be dead; 0 if the one before was not.
+
+    A holder that dies before it has written anything would otherwise take with it what it knew of those before.
+    """
+    place = _place()
+    if place is None or not holder.startswith(f"{place}/"):
+        return 0
+    since = holder[len(place) + 1 :].split("/")[2:]
+    return int(since[0]) if since and since[0].isdigit() else 0

@@ -13,8 +13,8 @@ from typing import Any, Self, TypeVar
 from .bells import Bells
 from .envelope import Event, check_thread_id
 from .errors import StoreUnavailable, ThreadBusy, ThreadNotFound, UsageError
+from .holder import buried_since, is_dead
 from .holder import describe as describe_holder
-from .holder import is_dead
 from .hot_state import Counts, HotState, fold_history
 from .link import Cache, Link
 from .memory import MemoryStore
@@ -213,17 +213,17 @@ class Journal:
         # One holder id for all the retries: an acquire whose answer was lost finds itself the holder.
         holder = self.sources.new_id()
         granted_s = 0.0
-        buried = 0
+        buried = since = 0
 
         def ask(robbed: int | None) -> Lease | Busy:
             nonlocal granted_s
             granted_s = self.sources.monotonic_s()
             return self.store.acquire(
-                thread, holder=holder, ttl_s=self.lease_ttl_s, name=describe_holder(), steal=robbed
+                thread, holder=holder, ttl_s=self.lease_ttl_s, name=describe_holder(since), steal=robbed
             )
 
         def take() -> Tenure:
-            nonlocal buried
+            nonlocal buried, since
             try:
                 lease = ask(None)
             except ThreadNotFound:
@@ -234,6 +234,7 @@ class Journal:
             if isinstance(lease, Busy) and is_dead(lease.name):
                 # Kept for the retries: the answer to the taking itself may be lost.
                 buried = lease.fence
+                since = buried_since(lease.name) or lease.fence
             own = self._left_behind.get(thread)
             if isinstance(lease, Busy) and (lease.fence in (buried, own) or steal):
                 lease = ask(lease.fence)
@@ -248,7 +249,7 @@ class Journal:
                 transact=self._transact,
                 sources=self.sources,
                 rival=lease.fence > 1,
-                buried=buried if lease.fence == buried + 1 else 0,
+                buried_since=since if lease.fence == buried + 1 else 0,
             )
 
         tenure = self._patiently(take)

@@ -42,7 +42,8 @@ class Tenure:
         state: The thread's state as last recorded.
         ttl_s: How long each renewal makes the lease last, seconds.
         rival: Whether a holder before may still be alive somewhere, its tools acting without the right to write.
-        buried: Fence of the holder before if it provably died, and with it its tools; else 0.
+        buried_since: First fence of the unbroken row of holders just before this one that provably died, and with
+            them their tools; 0 if the one before may live.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Tenure:
         sources: Sources,
         transact: Transact | None = None,
         rival: bool = False,
-        buried: int = 0,
+        buried_since: int = 0,
     ) -> None:
         self.thread = lease.thread
         self.fence = lease.fence
@@ -64,7 +65,7 @@ class Tenure:
         self.state = lease.state
         self.ttl_s = lease.ttl_s
         self.rival = rival
-        self.buried = buried
+        self.buried_since = buried_since
         self._epoch_us = lease.now_us
         self._epoch_s = sources.monotonic_s()
         self._writer = writer

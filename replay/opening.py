@@ -129,7 +129,7 @@ def take_up_run(
     accept: bool = False,
     release: bool = False,
     rival: bool = False,
-    buried: int = 0,
+    buried_since: int = 0,
 ) -> Opened:
     """
     Go on with an unfinished *run* of *thread*.
@@ -144,7 +144,7 @@ def take_up_run(
         accept: Accept changed requests between the recorded definition and the program's, and record that.
         release: Go on with a run that was parked for killing its workers.
         rival: A worker before may still be alive: leave its calls alone until their time is over.
-        buried: Fence of a worker that is known to be dead; not of those that it had taken the thread from.
+        buried_since: From this fence on, the workers before are known to be dead; 0 if the last of them is not.
 
     Raises:
         UsageError: The run belongs to another program.
@@ -170,7 +170,7 @@ def take_up_run(
             "then let it go on with 'refold resume --release'"
         )
         return Opened(session, lambda: session.park(reason))
-    session.holds = Holds(host, _holds(thread, run, interpreter, rival, buried))
+    session.holds = Holds(host, _holds(thread, run, interpreter, rival, buried_since))
     accepted: ev.DivergenceAccepted | None = None
     if pair is not None and pair[0] != pair[1] and pair not in run.accepted:
         accepted = ev.DivergenceAccepted(
@@ -180,7 +180,7 @@ def take_up_run(
 
 
 def _holds(
-    thread: Thread, run: RunState, interpreter: Interpreter, rival: bool, buried: int
+    thread: Thread, run: RunState, interpreter: Interpreter, rival: bool, buried_since: int
 ) -> dict[str, int]:
     """Until when, by the database's clock, a worker that is still alive may be at the calls it has started."""
     holds: dict[str, int] = {}
@@ -193,7 +193,11 @@ def _holds(
             and not command.tool.read_only
             and (
                 recorded.at_large
-                or (rival and recorded.status == "started" and thread.fences[recorded.seq - 1] != buried)
+                or (
+                    rival
+                    and recorded.status == "started"
+                    and not 0 < buried_since <= thread.fences[recorded.seq - 1]
+                )
             )
         ):
             started_us = thread.recorded_at[recorded.seq - 1]

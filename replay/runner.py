@@ -340,7 +340,7 @@ class Runner:
             accept=wish.accept,
             release=wish.release,
             rival=tenure.rival,
-            buried=tenure.buried,
+            buried_since=tenure.buried_since,
         )
 
     def _read(self, tenure: Tenure) -> tuple[Thread, list[Message]]:
