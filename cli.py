@@ -252,6 +252,8 @@ def run(settings: Settings, agent: str, value: str, thread: str, no_wait: bool, 
     Simply give the command again after a crash: nothing recorded is asked for or done again. INPUT "-" reads
     stdin. Ctrl-C and SIGTERM leave in good order: nothing new begins, running tools get some seconds to come to their
     end, and what is left is told. A second one leaves at once.
+
+    A run that waits, is parked or was cancelled is exit code 0 too; --json says which it is.
     """
     text = sys.stdin.read() if value == "-" else value
     perform(settings, agent, thread, lambda runner: runner.run(text, wait=not no_wait, **options))
