@@ -11,8 +11,7 @@ from refold import ScriptedModel
 from refold.agent.scripted import call
 from refold.replay.fuzz import every_crash_point
 
-from examples import support
-
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = [
     call("lookup_order", order="1018"),
     [
@@ -27,6 +26,8 @@ SCRIPT = [
 def test_the_support_agent_on_its_shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "shop.sqlite"
     monkeypatch.setenv("SHOP", str(file))
+    monkeypatch.syspath_prepend(str(ROOT))
+    from examples import support
 
     def fresh() -> Path:
         file.unlink(missing_ok=True)
