@@ -33,8 +33,8 @@ BATCH = 1000
 
 # Rows as appends leave them; the threads' own events would add nothing to what is measured.
 THREADS = """
-insert into refold.threads (thread, created_at, updated_at, state, head, fence)
-select format('thread-%%s', n), now() - n * interval '1 minute', now() - n * interval '1 minute',
+insert into refold.threads (thread, created_at, state, head, fence)
+select format('thread-%%s', n), now() - n * interval '1 minute',
        (array['finished','finished','finished','waiting','parked','failed'])[1 + n %% 6], 12, 1
   from generate_series(1, %s) n
 """
