@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, LiteralString
 
-from .envelope import Event
+from .envelope import Event, NewEvent
 from .store import Admission, Append, AppendResult, Fork, Message, Outcome, ThreadInfo, ThreadState
 
 Params = tuple[Any, ...]
@@ -61,57 +61,20 @@ LIST: LiteralString = _STANDING + "from refold.list(%s::int8, %s, %s::int8, %s::
 def append_params(append: Append) -> Params:
     """Parameters of refold.append for an append of one event that takes no message."""
     (event,) = append.events
-    return (
-        append.thread,
-        append.expected,
-        append.expected_hash,
-        append.fence,
-        append.ttl_s,
-        append.state.value,
-        append.wake_at_us,
-        event.id,
-        event.kind,
-        event.version,
-        append.hashes[0],
-        event.body,
-    )
+    return (*_move(append), *_scalars(event, append.hashes[0]))
 
 
 def append_pair_params(append: Append) -> Params:
     """Parameters of refold.append_pair for an append of two events that takes no message."""
     first, second = append.events
-    return (
-        append.thread,
-        append.expected,
-        append.expected_hash,
-        append.fence,
-        append.ttl_s,
-        append.state.value,
-        append.wake_at_us,
-        first.id,
-        first.kind,
-        first.version,
-        append.hashes[0],
-        first.body,
-        second.id,
-        second.kind,
-        second.version,
-        append.hashes[1],
-        second.body,
-    )
+    return (*_move(append), *_scalars(first, append.hashes[0]), *_scalars(second, append.hashes[1]))
 
 
 def append_batch_params(append: Append) -> Params:
     """Parameters of refold.append_batch."""
     events = append.events
     return (
-        append.thread,
-        append.expected,
-        append.expected_hash,
-        append.fence,
-        append.ttl_s,
-        append.state.value,
-        append.wake_at_us,
+        *_move(append),
         [event.id for event in events],
         [event.kind for event in events],
         [event.version for event in events],
@@ -119,6 +82,23 @@ def append_batch_params(append: Append) -> Params:
         [event.body for event in events],
         list(append.consumed),
     )
+
+
+def _move(append: Append) -> Params:
+    """What each form of the append begins with: which head is to be moved, by whom, and what becomes of the thread."""
+    return (
+        append.thread,
+        append.expected,
+        append.expected_hash,
+        append.fence,
+        append.ttl_s,
+        append.state.value,
+        append.wake_at_us,
+    )
+
+
+def _scalars(event: NewEvent, chained: bytes) -> Params:
+    return (event.id, event.kind, event.version, chained, event.body)
 
 
 def append_many_params(appends: Sequence[Append]) -> Params:
