@@ -19,12 +19,12 @@ from ..journal.journal import Journal
 from ..journal.tenure import Tenure
 from .commands import Call, ModelCall, ToolCall
 from .door import checked_reply
-from .errors import ModelError, ToolError
+from .errors import ModelError
 from .events import decode_bytes
 from .inbox import Resolution, encode_message, resolution_key
 from .outcomes import Reconciled, ToolRaised, Unknown
 from .ports import Delta, MakeContext, ModelClient, StreamingClient, ToolContext
-from .recording import Completion, late_resolution, unrecorded_resolution
+from .recording import Completion, late_resolution, rolled_back, unrecorded_resolution
 
 STOP_GRACE_S = 1.0
 """How long an async tool gets to come to its end after it was cancelled."""
@@ -182,7 +182,7 @@ class Effects:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it raised, its transaction was rolled back
             late = f"no result within {tool.timeout_s:g} s: " if gate.closed else ""
-            self.hand_over(call, attempt, Completion(error=_nothing_happened(error, late)), started_s)
+            self.hand_over(call, attempt, Completion(error=rolled_back(error, late)), started_s)
             return None
         finally:
             self.watch(call.path, None)
@@ -360,15 +360,6 @@ class Effects:
 
 def _nothing() -> None:
     """No connection to cancel yet."""
-
-
-def _nothing_happened(error: Exception, late: str) -> ToolError:
-    """A failure whose transaction was rolled back: whatever it was, there is no effect."""
-    if isinstance(error, ToolError):
-        return error
-    original = error.original if isinstance(error, ToolRaised) else error
-    info = codec.describe_error(original)
-    return ToolError(late + info.message, error_type=info.type)
 
 
 def _completion_of(task: asyncio.Task[Any]) -> Completion:

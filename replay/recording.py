@@ -230,6 +230,14 @@ def failure(error: BaseException) -> ev.Failure:
     return ev.Failure(info.type, info.message)
 
 
+def rolled_back(error: Exception, late: str = "") -> ToolError:
+    """The failure of a call whose transaction was rolled back: whatever it was, there is no effect."""
+    if isinstance(error, ToolError):
+        return error
+    info = codec.describe_error(error.original if isinstance(error, ToolRaised) else error)
+    return ToolError(late + info.message, error_type=info.type)
+
+
 def recordable(value: Any, *, what: str) -> bytes:
     """
     Canonical bytes of a value that fits into an event.

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from ..journal import codec
 from ..journal.envelope import NewEvent
+from ..journal.errors import LeaseLost, StoreError
 from ..journal.store import Append, AppendResult
 from ..journal.tenure import Tenure
 from .commands import Call, ModelCall, StepCall, ToolCall
@@ -15,10 +16,10 @@ from .events import decode_bytes
 from .inbox import Resolution, resolution_key
 from .outcomes import Reconciled, Unknown
 from .ports import ToolContext
-from .recording import Completion, late_resolution, unrecorded_resolution
+from .recording import Completion, late_resolution, rolled_back, unrecorded_resolution
 from .session import Session
 from .simulated_process import Process
-from .simulated_transaction import Rows, Transaction, nothing_happened
+from .simulated_transaction import Rows, Transaction
 from .simulation import LATE_US, LATENCY_US, Deed, Verdict
 
 
@@ -84,12 +85,11 @@ class Effects:
             return tool.call_now(codec.decode(args), context)
 
         def over(body: Any, error: Exception | None) -> None:
-            failure = None if error is None else nothing_happened(error)
-            if failure is not None:
-                self._outcome(call, attempt, Completion(error=failure))
-            elif error is not None:
+            if isinstance(error, LeaseLost | StoreError):
                 if not self.over:
                     self._enter(lambda: self._fail(error))
+            elif error is not None:
+                self._outcome(call, attempt, Completion(error=rolled_back(error)))
             else:
                 self._process.do(
                     "outcome", f"outcome {call.path}", LATENCY_US["outcome"], lambda fault: tell(body)

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-from ..journal import codec
 from ..journal.envelope import NewEvent
-from ..journal.errors import LeaseLost, StoreError, StoreUnavailable
+from ..journal.errors import StoreUnavailable
 from ..journal.store import Append, AppendResult, Outcome
 from ..journal.tenure import Tenure
 from ..journal.transaction import see_through
@@ -209,13 +208,3 @@ class Transaction:
 
 def _lost() -> StoreUnavailable:
     return StoreUnavailable("the connection broke", ambiguous=True)
-
-
-def nothing_happened(error: Exception) -> ToolError | None:
-    """The failure to record of a call whose transaction was rolled back; None if it was the journal's own."""
-    if isinstance(error, LeaseLost | StoreError):
-        return None
-    if isinstance(error, ToolError):
-        return error
-    told = codec.describe_error(error)
-    return ToolError(told.message, error_type=told.type)
