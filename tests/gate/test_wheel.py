@@ -71,10 +71,6 @@ import refold
 a = refold.Agent("a", model="openai/none")
 """
 
-needs_command_line = pytest.mark.skipif(
-    not (ROOT / "cli.py").exists(), reason="the command line is not there yet"
-)
-
 
 @dataclass(frozen=True)
 class Built:
@@ -235,7 +231,6 @@ def test_every_module_is_imported_from_the_wheel_in_a_hostile_folder(
     assert said == "site-packages\n"
 
 
-@needs_command_line
 def test_the_command_line_works_in_a_hostile_folder(installed: Installed, hostile: Path) -> None:
     assert "Usage: refold" in installed.run("refold", "--help", cwd=hostile).stdout
     assert project()["project"]["version"] in installed.run("refold", "--version", cwd=hostile).stdout
@@ -246,7 +241,6 @@ def test_the_command_line_works_in_a_hostile_folder(installed: Installed, hostil
     assert installed.run("refold", "threads", "--json", cwd=hostile).stdout == ""
 
 
-@needs_command_line
 def test_an_agent_in_the_users_own_agent_py_runs(installed: Installed, hostile: Path) -> None:
     (hostile / "agent.py").write_text(USERS_AGENT)
 
@@ -257,7 +251,6 @@ def test_an_agent_in_the_users_own_agent_py_runs(installed: Installed, hostile: 
     assert json.loads(told.stdout)["matched"] is True
 
 
-@needs_command_line
 def test_a_missing_extra_is_one_line_that_names_it_before_anything_is_written(
     installed: Installed, hostile: Path
 ) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import uuid
 from typing import Any
 
@@ -22,13 +20,7 @@ def test_this_process_is_not_dead() -> None:
 
 
 def test_a_killed_process_is_dead_and_a_stranger_counts_as_alive() -> None:
-    child = subprocess.run(
-        [sys.executable, "-c", "from refold.journal.holder import describe; print(describe())"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    name = child.stdout.strip()
+    name = dead_holder()
 
     assert name
     assert is_dead(name)
@@ -37,15 +29,9 @@ def test_a_killed_process_is_dead_and_a_stranger_counts_as_alive() -> None:
 
 
 def test_the_lease_of_a_holder_that_died_here_is_taken_at_once() -> None:
-    child = subprocess.run(
-        [sys.executable, "-c", "from refold.journal.holder import describe; print(describe())"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
     with Journal.memory() as journal:
         journal.create("t")
-        journal.store.acquire("t", holder=uuid.uuid4(), ttl_s=1000, name=child.stdout.strip())
+        journal.store.acquire("t", holder=uuid.uuid4(), ttl_s=1000, name=dead_holder())
 
         tenure = journal.acquire("t")
 
@@ -75,12 +61,6 @@ def test_a_holder_that_dies_at_once_leaves_what_it_knew_of_the_dead_before_it(kn
 
 def test_a_death_is_remembered_when_the_answer_to_the_taking_is_lost() -> None:
     """Else the calls of the dead would be left alone for their whole time-out, as if somebody were still at them."""
-    child = subprocess.run(
-        [sys.executable, "-c", "from refold.journal.holder import describe; print(describe())"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
 
     class Losing(MemoryStore):
         def acquire(self, thread: str, *, steal: int | None = None, **parts: Any) -> Lease | Busy:
@@ -91,7 +71,7 @@ def test_a_death_is_remembered_when_the_answer_to_the_taking_is_lost() -> None:
 
     with Journal(Losing(SYSTEM)) as journal:
         journal.create("t")
-        journal.store.acquire("t", holder=uuid.uuid4(), ttl_s=1000, name=child.stdout.strip())
+        journal.store.acquire("t", holder=uuid.uuid4(), ttl_s=1000, name=dead_holder())
 
         tenure = journal.acquire("t")
 

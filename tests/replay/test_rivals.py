@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import subprocess
-import sys
 import uuid
 from typing import Any
 
 import pytest
 import refold
+from died import dead_holder
 from refold import Journal, Run, program, tool
 from refold.replay import answers
 from refold.replay.recording import Policy
-
-
-def name_of_a_dead_process() -> str:
-    child = subprocess.run(
-        [sys.executable, "-c", "from refold.journal.holder import describe; print(describe())"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return child.stdout.strip()
 
 
 async def test_the_call_of_a_frozen_worker_is_held_back_though_the_worker_after_it_has_died() -> None:
@@ -46,7 +35,7 @@ async def test_the_call_of_a_frozen_worker_is_held_back_though_the_worker_after_
         first = asyncio.create_task(refold.run(pays, journal=journal, thread="t"))
         await entered.wait()
         # A second worker takes over, and dies before it has appended anything.
-        dead, fence = name_of_a_dead_process(), journal.info("t").fence
+        dead, fence = dead_holder(), journal.info("t").fence
         journal.store.acquire("t", holder=uuid.uuid4(), ttl_s=1000, name=dead, steal=fence)
         async with asyncio.timeout(10):
             third = await refold.resume(pays, journal=journal, thread="t", wait=False)
@@ -125,7 +114,7 @@ async def test_the_call_of_a_worker_that_died_is_taken_up_at_once() -> None:
         while not attempts:  # noqa: ASYNC110 - the tool is entered
             await asyncio.sleep(0.001)
         row = journal.store._threads["t"]  # type: ignore[attr-defined]
-        row.holder_name = name_of_a_dead_process()
+        row.holder_name = dead_holder()
         async with asyncio.timeout(10):
             second = await refold.resume(pays, journal=journal, thread="t", wait=False)
         first.cancel()
