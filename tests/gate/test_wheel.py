@@ -22,6 +22,8 @@ pytestmark = pytest.mark.wheel
 
 HOSTILE = "raise SystemExit('a file of the user was taken for a part of refold: ' + __file__)\n"
 HOSTILE_FILES = ("agent.py", "cli.py", "journal.py", "replay.py", "__init__.py", "tests.py", "conftest.py")
+AUTOMATION = ("CI", "BUILD_NUMBER")
+"""What pytest knows an automated build by: its reports are longer there."""
 PINNED = """
 from refold import Agent, ScriptedModel, refold_replay, tool
 from refold.agent.scripted import call
@@ -97,7 +99,8 @@ class Installed:
         kept = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(("PYTHON", "REFOLD_", "PIP_CONSTRAINT", "COV"))
+            if not name.startswith(("PYTHON", "PYTEST", "REFOLD_", "PIP_CONSTRAINT", "COV"))
+            and name not in AUTOMATION
         }
         done = subprocess.run(
             [str(self.python.with_name(command[0])), *command[1:]],
