@@ -16,6 +16,9 @@ COMMANDS = (
 )
 
 
+COMMAND_MODULES = ("answering", "files", "kit", "looking", "printing", "replaying", "runs", "set_up")
+
+
 def test_the_commands_are_these_in_this_order() -> None:
     assert tuple(cli.commands) == COMMANDS
 
@@ -64,7 +67,8 @@ def test_help_imports_nothing_heavy() -> None:
     assert not HEAVY & loaded
     # Of its own rooms only what names and shows things.
     assert {name for name in loaded if name.startswith("refold.")} == {
-        *("refold.cli", "refold.journal", "refold.journal.errors", "refold.journal.thread_state"),
+        *("refold.cli", "refold.command_line", *(f"refold.command_line.{name}" for name in COMMAND_MODULES)),
+        *("refold.journal", "refold.journal.errors", "refold.journal.thread_state"),
         *("refold.replay", "refold.replay.errors", "refold.replay.text"),
     }
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("journal", "replay", "agent", "cli")
+ROOMS = ("journal", "replay", "agent", "command_line", "cli")
 """From the bottom up: each may use those before it."""
 
 

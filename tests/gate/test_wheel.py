@@ -203,6 +203,7 @@ def test_the_sdist_holds_what_builds_the_wheel_and_no_more(built: Built) -> None
         "journal",
         "replay",
         "agent",
+        "command_line",
         "refold.egg-info",
     }
     assert not any("decoy" in name or ".venv" in name for name in names)
@@ -218,7 +219,9 @@ def test_only_refold_lands_in_site_packages(installed: Installed, tmp_path: Path
     ours, everything = json.loads(installed.run("python", "-c", listing, cwd=tmp_path).stdout)
 
     assert set(ours) == {"..", "refold", f"refold-{project()['project']['version']}.dist-info"}
-    assert not {"agent", "replay", "journal", "cli.py", "tests", "schema.sql"} & set(everything)
+    assert not {"agent", "replay", "journal", "command_line", "cli.py", "tests", "schema.sql"} & set(
+        everything
+    )
     assert not {"litellm", "redis", "pydantic", "hypothesis"} & set(everything)
 
 

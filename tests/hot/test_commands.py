@@ -180,8 +180,8 @@ def test_tail_of_all_threads_says_what_holds_events_back(
         said.append(text)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("refold.cli.note", hear)
-    monkeypatch.setattr("refold.cli.LOOKS_UNTIL_FEED", 1)
+    monkeypatch.setattr("refold.command_line.looking.note", hear)
+    monkeypatch.setattr("refold.command_line.looking.LOOKS_UNTIL_FEED", 1)
     monkeypatch.setattr(checkup, "HELD_BACK_S", -1.0)
     with psycopg.connect(pg_dsn, application_name="a slow report") as writer:
         writer.execute("create table held (n int)")
