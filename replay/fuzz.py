@@ -17,6 +17,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from ..journal.errors import MissingExtra, UsageError
+from .collecting import seldom_collected
 from .fuzz_checks import WORLD, Broken, compare, foreign_sources
 from .fuzz_places import FAULTS, Course, Schedule, Scheduled, known_faults
 from .fuzz_screen import screen
@@ -198,14 +199,15 @@ def _tried(trial: Trial, kinds: frozenset[str], faults_max: int) -> CrashPoints:
     quiet = _uninterrupted(trial, kinds)
     histories = 2
     level = _extended((), quiet)
-    for depth in range(1, faults_max + 1):
-        longer: list[tuple[Placement, ...]] = []
-        for placed in level:
-            played = _judged(trial, quiet, partial(Course, placed), kinds)
-            histories += 1
-            if depth < faults_max:
-                longer += _extended(placed, played)
-        level = longer
+    with seldom_collected():
+        for depth in range(1, faults_max + 1):
+            longer: list[tuple[Placement, ...]] = []
+            for placed in level:
+                played = _judged(trial, quiet, partial(Course, placed), kinds)
+                histories += 1
+                if depth < faults_max:
+                    longer += _extended(placed, played)
+            level = longer
     if quiet.noticed and not trial.options.own_clock:
         _complain(trial, quiet, [foreign_sources(quiet.noticed)])
     points = [place for place, options in quiet.course.places if len(options) > 1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from msgspec import Struct
 
 from ..journal.envelope import GENESIS, Event, chain
@@ -30,6 +32,16 @@ class Thread(Struct):
         """Seq of the newest event."""
         return len(self.bodies)
 
+    def extend(self, events: Sequence[Event]) -> None:
+        """Fold *events* that follow, which nobody checks here. Raises `UnknownEvent`."""
+        bodies, apply = self.bodies, self.status.apply
+        for event in events:
+            body = ev.decode_event(event)
+            apply(event.seq, body)
+            bodies.append(body)
+        self.recorded_at += [event.recorded_at for event in events]
+        self.fences += [event.fence for event in events]
+
 
 def load(name: str, events: list[Event]) -> Thread:
     """
@@ -39,10 +51,21 @@ def load(name: str, events: list[Event]) -> Thread:
         Corrupt: A gap, or a hash that does not follow from the event before.
         UnknownEvent: An event this refold cannot apply.
     """
-    previous = GENESIS
-    status = ThreadStatus(name)
-    bodies: list[ev.EventBody] = []
-    for position, event in enumerate(events, 1):
+    check_chain(name, GENESIS, 0, events)
+    thread = Thread(name, [], [], [], ThreadStatus(name))
+    thread.extend(events)
+    return thread
+
+
+def check_chain(name: str, head_hash: bytes, head: int, events: Iterable[Event]) -> None:
+    """
+    Check that *events* follow a thread's event at *head*, which has *head_hash*.
+
+    Raises:
+        Corrupt: A gap, or a hash that does not follow from the event before.
+    """
+    previous = head_hash
+    for position, event in enumerate(events, head + 1):
         if event.seq != position:
             raise Corrupt(name, position, f"the log has seq {event.seq} where {position} is due")
         if chain(previous, position, event) != event.hash:
@@ -50,11 +73,6 @@ def load(name: str, events: list[Event]) -> Thread:
                 name, position, "its hash does not follow from the event before: it or that one was changed"
             )
         previous = event.hash
-        body = ev.decode_event(event)
-        status.apply(position, body)
-        bodies.append(body)
-    recorded_at, fences = [event.recorded_at for event in events], [event.fence for event in events]
-    return Thread(name, bodies, recorded_at, fences, status)
 
 
 def interpret(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any, Literal, Protocol
 
 from ..journal.sources import Sources
 from ..journal.store import AppendResult
 from .inbox import Content
+from .simulated_log import Log
 from .simulation import (
     EVERYWHERE,
     INLINE,
@@ -35,6 +37,7 @@ class Owner(Protocol):
     name: str
     scenario: Scenario
     world: Simulation
+    log: Log
 
     def left(self, worker: Any, how: Left) -> None:
         """A worker is gone."""
@@ -76,7 +79,13 @@ class Clocks(Sources):
     def new_id(self) -> uuid.UUID:
         """The next id of this worker."""
         self._ids += 1
-        return uuid.UUID(int=self._ids)
+        return _uuid(self._ids)
+
+
+@lru_cache(20_000)
+def _uuid(number: int) -> uuid.UUID:
+    # Every history draws the same ones.
+    return uuid.UUID(int=number)
 
 
 class Process:
@@ -106,17 +115,23 @@ class Process:
 
     def do(self, kind: str, what: str, latency_us: int, step: Callable[[str], object]) -> None:
         """Have a step happen, unless something goes wrong there; *step* is told what else does."""
-        place = self._place(what)
+        self.world.after(latency_us, partial(self._due, kind, self._place(what), step))
 
-        def when_due() -> None:
-            if self.paused:
-                self._held.append(when_due)
-            elif self.alive:
-                if self._aside:
-                    self._do_aside()
-                self._happen(kind, place, step)
-
-        self.world.after(latency_us, when_due)
+    def _due(self, kind: str, place: str, step: Callable[[str], object]) -> None:
+        if self.paused:
+            self._held.append(partial(self._due, kind, place, step))
+            return
+        if not self.alive:
+            return
+        if self._aside:
+            self._do_aside()
+        if self.gone and kind not in ("outcome", "post"):
+            return
+        fault = self.world.chooser.pick(self._options[kind], place)
+        if fault == OK:
+            step(OK)
+        else:
+            self._go_wrong(fault, place, step)
 
     def strikes(self, kind: str) -> str:
         """What goes wrong at something that takes no time of its own."""
@@ -133,16 +148,15 @@ class Process:
 
     def later(self, delay_us: int, action: Callable[[], object]) -> None:
         """Have *action* happen if this process lives then; when it stands still, as soon as it goes on."""
+        self.world.after(delay_us, partial(self._act, action))
 
-        def when_due() -> None:
-            if self.paused:
-                self._held.append(action)
-            elif self.alive:
-                if self._aside:
-                    self._do_aside()
-                action()
-
-        self.world.after(delay_us, when_due)
+    def _act(self, action: Callable[[], object]) -> None:
+        if self.paused:
+            self._held.append(action)
+        elif self.alive:
+            if self._aside:
+                self._do_aside()
+            action()
 
     @property
     def at_work(self) -> bool:
@@ -170,27 +184,41 @@ class Process:
         sent: Callable[[], object],
     ) -> None:
         """One call of the store, sent again until an answer comes; *sent* is told each time it goes out."""
+        self.do(kind, kind, LATENCY_US["store"], partial(self._arrive, kind, perform, then, sent))
 
-        def arrive(fault: str) -> None:
-            sent()
-            if fault == "ghost":
-                self.world.after(TTL_US + 20_000, lambda: self._orphan(perform))
-                self.die()
-            elif fault in ("drop", "zombie", "straggler"):
-                if fault != "drop":
-                    self.world.after(1_000 if fault == "zombie" else LATE_US, lambda: self._orphan(perform))
-                self.call(kind, perform, then, sent=sent)
-            else:
-                result = perform()
-                self.do("answer", f"{kind}.answer", LATENCY_US["store"], lambda fault: answer(fault, result))
+    def _arrive(
+        self,
+        kind: str,
+        perform: Callable[[], Any],
+        then: Callable[[Any], None],
+        sent: Callable[[], object],
+        fault: str,
+    ) -> None:
+        sent()
+        if fault == "ghost":
+            self.world.after(TTL_US + 20_000, partial(self._orphan, perform))
+            self.die()
+        elif fault in ("drop", "zombie", "straggler"):
+            if fault != "drop":
+                self.world.after(1_000 if fault == "zombie" else LATE_US, partial(self._orphan, perform))
+            self.call(kind, perform, then, sent=sent)
+        else:
+            answered = partial(self._answered, kind, perform, then, sent, perform())
+            self.do("answer", f"{kind}.answer", LATENCY_US["store"], answered)
 
-        def answer(fault: str, result: Any) -> None:
-            if fault == "lost":
-                self.call(kind, perform, then, sent=sent)
-            else:
-                then(result)
-
-        self.do(kind, kind, LATENCY_US["store"], arrive)
+    def _answered(
+        self,
+        kind: str,
+        perform: Callable[[], Any],
+        then: Callable[[Any], None],
+        sent: Callable[[], object],
+        result: Any,
+        fault: str,
+    ) -> None:
+        if fault == "lost":
+            self.call(kind, perform, then, sent=sent)
+        else:
+            then(result)
 
     def _place(self, what: str) -> str:
         count = self._counts[what] = self._counts.get(what, 0) + 1
@@ -207,13 +235,7 @@ class Process:
             self.world.marks[f"orphan {result.outcome.value}"] += 1
             self.world.note(self.name, f"an append thought lost arrives: {result.outcome.value}")
 
-    def _happen(self, kind: str, place: str, step: Callable[[str], object]) -> None:
-        if self.gone and kind not in ("outcome", "post"):
-            return
-        fault = self.world.chooser.pick(self._options[kind], place)
-        if fault == OK:
-            step(OK)
-            return
+    def _go_wrong(self, fault: str, place: str, step: Callable[[str], object]) -> None:
         self.world.note(self.name, f"!! {fault} at {place}")
         self.world.marks[f"fault: {fault}"] += 1
         match fault:

@@ -12,10 +12,10 @@ from ..journal.envelope import Event
 from ..journal.errors import LimitExceeded, UnsupportedValue
 from ..journal.store import Lease
 from .errors import Effect, ToolError
-from .events import decode_event
 from .inbox import Approval, Cancel, Content, Input, Resolution, Signal, approval_key, resolution_key
 from .opening import first_input
 from .recording import failure, recordable
+from .simulated_log import Log
 from .simulated_process import Left
 from .simulated_worker import Worker
 from .simulation import FAULTS, LATENCY_US, OK, TENURES_MAX, TTL_US, Scenario, Simulation
@@ -45,7 +45,7 @@ class Lane:
         self.workers: list[Worker] = []
         self._answers = 0
         self._turned = False
-        self._known = ThreadStatus(name)
+        self.log = Log(name)
         faults = scenario.faults
         self._people = tuple(o for o in (OK, *FAULTS["people"]) if faults is None or o in faults or o == OK)
         self.world.store.create(name)
@@ -127,10 +127,7 @@ class Lane:
         worker.start()
 
     def _status(self) -> ThreadStatus:
-        """What the log says; only what is new is folded."""
-        for event in self.world.store.read(self.name, after=self._known.head, limit=1_000_000):
-            self._known.apply(event.seq, decode_event(event))
-        return self._known
+        return self.log.status(self.world.store.read(self.name, after=self.log.head, limit=1_000_000))
 
     def _look(self) -> None:
         """Does the thread need a worker, or an answer?"""

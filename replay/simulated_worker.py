@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from functools import partial
 from typing import Any
 
 from ..journal import codec
@@ -16,7 +15,7 @@ from ..journal.store import Append, AppendResult, Busy, Lease, Message, Outcome,
 from ..journal.tenure import Tenure
 from .commands import Call
 from .opening import Opened, begin_run, first_input, take_up_run
-from .rebuild import Thread, load
+from .rebuild import Thread
 from .session import Session
 from .simulated_cache import hot_state
 from .simulated_effects import Effects
@@ -125,7 +124,7 @@ class Worker(Process):
                 name,
                 tenure.head,
                 tenure.head_hash,
-                partial(load, name),
+                self.owner.log.load,
             )
             opened = self._opened(self._thread, store.inbox(name), tenure)
         except Exception as error:  # noqa: BLE001 - whatever the engine raises here is a finding
@@ -375,6 +374,7 @@ class Worker(Process):
         """Forget the program of a worker that died, now that its `finally` blocks deceive nobody."""
         if self._session is not None:
             self._session.interpreter.machine.close()
+        self._session = self._effects = self._thread = self.tenure = self._hot = None
 
     def _over(self, session: Session, effects: Effects) -> None:
         thread = self._thread

@@ -92,6 +92,14 @@ class RunState(Struct):
     patches: list[str] = field(default_factory=list)
     accepted: list[tuple[str, str]] = field(default_factory=list)
 
+    def copy(self) -> RunState:
+        """An independent copy."""
+        copied = copy.copy(self)
+        copied.open = {call_id: copy.copy(call) for call_id, call in self.open.items()}
+        copied.usage = copy.copy(self.usage)
+        copied.patches, copied.accepted = list(self.patches), list(self.accepted)
+        return copied
+
     @property
     def lost_tenures(self) -> int:
         """Tenures in a row, the newest included, that ended without a release and without an outcome."""
@@ -150,7 +158,11 @@ class ThreadStatus(Struct):
 
     def copy(self) -> ThreadStatus:
         """An independent copy."""
-        return copy.deepcopy(self)
+        copied = copy.copy(self)
+        copied.runs = [run.copy() for run in self.runs]
+        copied.doubted = set(self.doubted)
+        copied.starts = dict(self.starts)
+        return copied
 
     def apply(self, seq: int, body: ev.EventBody) -> None:
         """Fold one event."""

@@ -13,6 +13,7 @@ from fuzz_report import record
 from msgspec import Struct, field, structs
 from refold.journal import chunks, hot_state
 from refold.journal.envelope import Event
+from refold.replay.collecting import seldom_collected
 from refold.replay.odometer import Chooser, Odometer, Placed, Placement
 from refold.replay.simulated_thread import Lane
 from refold.replay.simulation import CACHE_FAULTS, Scenario, Simulation
@@ -185,6 +186,8 @@ def play(
         others, plain = logs_without_cache(scenario, threads, chooser.taken)
         for lane, events in zip(lanes, plain, strict=True):
             broken += log_is_that_without_redis(lane.events, events, others)
+    for lane in lanes:
+        lane.close()
     return world, broken
 
 
@@ -232,17 +235,18 @@ def exhaust(
     tally = Tally()
     begun = time.process_time()
     odometer = Odometer(faults)
-    while odometer.turn():
-        world, broken = play(scenario, odometer, cached=cached)
-        tally.histories += 1
-        tally.marks.update(world.marks)
-        if broken and (wanted is None or any(promise in wanted for promise, _ in broken)):
-            tally.found.append(Found(scenario.name, list(odometer.taken), broken))
-            if len(tally.found) >= stop_at:
+    with seldom_collected():
+        while odometer.turn():
+            world, broken = play(scenario, odometer, cached=cached)
+            tally.histories += 1
+            tally.marks.update(world.marks)
+            if broken and (wanted is None or any(promise in wanted for promise, _ in broken)):
+                tally.found.append(Found(scenario.name, list(odometer.taken), broken))
+                if len(tally.found) >= stop_at:
+                    break
+            # Reading the processor's clock is not free everywhere.
+            if tally.histories % 100 == 0 and time.process_time() - begun > seconds_max:
                 break
-        # Reading the processor's clock is not free everywhere.
-        if tally.histories % 100 == 0 and time.process_time() - begun > seconds_max:
-            break
     tally.seconds = time.process_time() - begun
     return tally
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import zip_longest
 from typing import Any
 
@@ -146,9 +146,9 @@ def no_effect_before_its_start(history: History) -> Iterator[str]:
 def no_effect_without_its_cause(history: History) -> Iterator[str]:
     """9. What led to an effect is in the log: a finished run holds each call that acted, with its arguments."""
     recorded = {
-        (body["call"], json.dumps(body["args"], sort_keys=True))
-        for body in history.bodies
-        if body["kind"] in ("tool_started", "step_recorded", "step_failed")
+        _asked(event.body)
+        for event in history.events
+        if event.kind in ("tool_started", "step_recorded", "step_failed")
     }
     for deed in history.ledger:
         if (
@@ -157,6 +157,12 @@ def no_effect_without_its_cause(history: History) -> Iterator[str]:
             and (deed.call, _sorted(deed.args)) not in recorded
         ):
             yield f"{tell(deed)} with {deed.args.decode()} acted, and the log knows no such call"
+
+
+@lru_cache(MEMORY)
+def _asked(body: bytes) -> tuple[str, str]:
+    asked = json.loads(body)
+    return asked["call"], json.dumps(asked["args"], sort_keys=True)
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import Any
 from refold.agent.conversation import conversation
 from refold.replay import rebuild
 from refold.replay.commands import Phase
-from refold.replay.events import Patched, RunStarted
+from refold.replay.events import Patched, RunStarted, decode_event
 from refold.replay.interpreter import Interpreter
 from refold.replay.status import ThreadStatus
 from sim.history import MEMORY, History, tell
@@ -48,10 +48,10 @@ def log_replays(history: History) -> Iterator[str]:
 def _step_through(history: History) -> Iterator[str]:
     """After every event the program's fold and the one without a program must say the same."""
     lane = history.lane
-    thread = rebuild.load(lane.name, history.events)
+    bodies = [decode_event(event) for event in history.events]
     status = ThreadStatus(lane.name)
     interpreter: Interpreter | None = None
-    for seq, body in enumerate(thread.bodies, 1):
+    for seq, body in enumerate(bodies, 1):
         status.apply(seq, body)
         if isinstance(body, RunStarted):
             if interpreter is not None:
@@ -61,13 +61,13 @@ def _step_through(history: History) -> Iterator[str]:
                 thread=lane.name,
                 uid=status.uid,
                 run_id=body.run,
-                prior=lane.scenario.program.prior(thread.bodies[: seq - 1]),
-                patches=frozenset(b.id for b in thread.bodies if isinstance(b, Patched)),
+                prior=lane.scenario.program.prior(bodies[: seq - 1]),
+                patches=frozenset(b.id for b in bodies if isinstance(b, Patched)),
                 doubted=frozenset(status.doubted),
             )
         # Between two runs there may be answers about calls of the one that has ended.
         if interpreter is not None and interpreter.ended is None:
-            interpreter.remaining = thread.head - seq
+            interpreter.remaining = len(bodies) - seq
             interpreter.apply(seq, body)
             if difference := _differ(status, interpreter):
                 yield f"prefix {seq}: {difference}"
@@ -76,16 +76,19 @@ def _step_through(history: History) -> Iterator[str]:
 
 
 def _prefixes(history: History) -> Iterator[str]:
-    for size in range(len(history.events) - 1, 0, -1):
-        key = (history.lane.scenario.name, history.events[size - 1].hash)
-        if key in _replayed:
-            # This prefix, and so all shorter ones, were replayed in another history.
-            return
-        _replayed.add(key)
-        thread = rebuild.load(history.lane.name, history.events[:size])
+    name, program, events = history.lane.scenario.name, history.lane.scenario.program, history.events
+    known = len(events) - 1
+    # A prefix that was replayed in another history was so with all shorter ones.
+    while known and (name, events[known - 1].hash) not in _replayed:
+        known -= 1
+    thread = rebuild.load(history.lane.name, events[:known])
+    for size in range(known + 1, len(events)):
+        event = events[size - 1]
+        _replayed.add((name, event.hash))
+        thread.extend([event])
         if thread.status.current is None:
             continue
-        interpreter = rebuild.interpret(history.lane.scenario.program, thread, thread.status.current)
+        interpreter = rebuild.interpret(program, thread, thread.status.current)
         difference = _differ(thread.status, interpreter)
         interpreter.machine.close()
         if difference:
