@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from ..journal.errors import UsageError
 from ..replay.response import Response
+from ..replay.usage import Totals
 
 
 class BudgetSpent(Exception):
@@ -20,8 +21,8 @@ class Budget(Struct, frozen=True):
     What one run may use; None for no limit.
 
     Args:
-        max_cost_micro: Millionths of a dollar, over all responses.
-        max_tokens: Tokens in and out, over all responses.
+        max_cost_micro: Millionths of a dollar, over all answers, unusable ones included.
+        max_tokens: Tokens in and out, likewise.
     """
 
     max_cost_micro: int | None = None
@@ -60,29 +61,28 @@ def _is_number(value: object) -> bool:
 
 
 class Spent:
-    """What a run has used so far."""
+    """Holds what a run has used against its budget."""
 
     def __init__(self, agent: str, budget: Budget) -> None:
         self._agent = agent
         self._budget = budget
-        self._tokens = 0
-        self._cost_micro = 0
         self._without_usage = self._without_cost = ""
         """Models that did not say."""
 
     def add(self, response: Response) -> None:
-        """Count a response."""
+        """Remember of a response what it does not say; of answers that could not be used that is nobody's fault."""
         usage = response.usage
         if usage.input_tokens is None or usage.output_tokens is None:
             self._without_usage = response.model or "the model"
         if usage.cost_micro is None:
             self._without_cost = response.model or "the model"
-        self._tokens += (usage.input_tokens or 0) + (usage.output_tokens or 0)
-        self._cost_micro += usage.cost_micro or 0
 
-    def check(self) -> None:
+    def check(self, used: Totals) -> None:
         """
-        Before the model is asked again.
+        Before a model is asked again.
+
+        Args:
+            used: What the run has used so far.
 
         Raises:
             BudgetSpent: A limit is reached, or cannot be kept because an amount is unknown.
@@ -91,17 +91,18 @@ class Spent:
         if budget.max_tokens is not None:
             if self._without_usage:
                 self._unknown("max_tokens", self._without_usage, "how many tokens it used")
-            if self._tokens >= budget.max_tokens:
+            tokens = used.input_tokens + used.output_tokens
+            if tokens >= budget.max_tokens:
                 raise BudgetSpent(
-                    f"agent {self._agent!r} has used {self._tokens} tokens in this run, "
+                    f"agent {self._agent!r} has used {tokens} tokens in this run, "
                     f"max_tokens is {budget.max_tokens}"
                 )
         if budget.max_cost_micro is not None:
             if self._without_cost:
                 self._unknown("max_cost", self._without_cost, "what it cost")
-            if self._cost_micro >= budget.max_cost_micro:
+            if used.cost_micro >= budget.max_cost_micro:
                 raise BudgetSpent(
-                    f"agent {self._agent!r} has spent {_dollars(self._cost_micro)} in this run, "
+                    f"agent {self._agent!r} has spent {_dollars(used.cost_micro)} in this run, "
                     f"max_cost is {_dollars(budget.max_cost_micro)}"
                 )
 

@@ -137,14 +137,20 @@ async def _ask(
     _quiet.apply()
     litellm = load_litellm()
     timeout_s: float = parameters["timeout"]
+    reading: StreamReading | None = None
     try:
         async with asyncio.timeout(timeout_s):
             response = await litellm.acompletion(**parameters)
-            dump, cost_usd = await _received(response, show)
+            if show is not None and hasattr(response, "completion_stream"):
+                reading = StreamReading(response, show)
+                dump, cost_usd = await reading.read()
+            else:
+                dump, cost_usd = _received(response)
     except TimeoutError:
-        raise ModelError(f"no answer within {timeout_s:g} s", kind="timeout", error_type="Timeout") from None
+        failed = ModelError(f"no answer within {timeout_s:g} s", kind="timeout", error_type="Timeout")
+        raise _paid(failed, reading) from None
     except Exception as error:  # noqa: BLE001 - whatever litellm raises is the outcome of this call
-        raise read_failure(error, scrub) from None
+        raise _paid(read_failure(error, scrub), reading) from None
     finally:
         # Exit handlers run last in, first out, and litellm adds its own as it goes: ours must close connections first.
         atexit.unregister(_loop.close)
@@ -152,10 +158,15 @@ async def _ask(
     return read_response(scrub.value(dump), cost_usd)
 
 
-async def _received(response: Any, show: Callable[[Delta], None] | None) -> tuple[dict[str, Any], Any]:
-    """A response as plain values, streamed or not, and what it cost in dollars."""
-    if show is not None and hasattr(response, "completion_stream"):
-        return await StreamReading(response, show).read()
+def _paid(failed: ModelError, reading: StreamReading | None) -> ModelError:
+    """The failure with what its stream, if there was one, had used by then."""
+    if reading is not None:
+        failed.usage = reading.used() or failed.usage
+    return failed
+
+
+def _received(response: Any) -> tuple[dict[str, Any], Any]:
+    """A response that was not streamed as plain values, and what it cost in dollars."""
     dump = getattr(response, "model_dump", None)
     if dump is None:
         raise malformed(f"litellm gave {type(response).__name__}")

@@ -49,13 +49,13 @@ async def run_loop(spec: LoopSpec, run: Run, value: Any) -> Any:
     spent, misfits = Spent(spec.name, Budget.of_run(run.definition)), 0
     max_steps = int(run.definition.get("max_steps", spec.max_steps))
     for _ in range(max_steps):
-        spent.check()
+        spent.check(run.usage)
         history = spec.history(conversation) if spec.history else conversation
         messages = preamble + history
         try:
             response: Response = await run.model(messages=messages, params=models[0], in_doubt=spec.in_doubt)
         except ModelError as error:
-            response = await _fall_back(spec, run, messages, models, error)
+            response = await _fall_back(spec, run, messages, models, error, spent)
         spent.add(response)
         reply = read_reply(response)
         conversation.add_item(reply.item)
@@ -85,11 +85,12 @@ def misfit(name: str, why: str) -> dict[str, Any]:
 
 
 async def _fall_back(
-    spec: LoopSpec, run: Run, messages: Messages, models: list[Params], error: ModelError
+    spec: LoopSpec, run: Run, messages: Messages, models: list[Params], error: ModelError, spent: Spent
 ) -> Response:
     """The response of the next model that gives one; the first, which has failed for good, is asked no more."""
     while len(models) > 1:
         del models[0]
+        spent.check(run.usage)
         try:
             response: Response = await run.model(messages=messages, params=models[0], in_doubt=spec.in_doubt)
         except ModelError as another:

@@ -23,21 +23,21 @@ def read_response(dump: Mapping[str, Any], cost_usd: Any) -> ModelReply:
         cost_usd: What litellm reckons the response cost, dollars; None when unknown.
 
     Raises:
-        ModelError: It is no usable answer (kind "malformed").
+        ModelError: It is no usable answer (kind "malformed"); what it used is told.
     """
+    usage = read_usage(dump.get("usage"), cost_usd)
     choices = dump.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
-        raise malformed("it holds no choices")
+        raise malformed("it holds no choices", usage)
     choice = choices[0]
     message = choice.get("message")
     if not isinstance(message, Mapping):
-        raise malformed("its first choice holds no message")
+        raise malformed("its first choice holds no message", usage)
     # litellm adds these two to every message; providers refuse them when they are null.
     kept = {name: value for name, value in message.items() if value is not None or name not in _INVENTED}
     kept.setdefault("role", "assistant")
     finish_reason = choice.get("finish_reason")
-    _check_complete(kept, finish_reason)
-    usage = _usage(dump.get("usage"), cost_usd)
+    _check_complete(kept, finish_reason, usage)
     return ModelReply(
         message=kept,
         finish_reason=finish_reason,
@@ -48,14 +48,17 @@ def read_response(dump: Mapping[str, Any], cost_usd: Any) -> ModelReply:
     )
 
 
-def malformed(why: str) -> ModelError:
-    """The error of an answer that cannot be used."""
+def malformed(why: str, usage: Usage = Usage()) -> ModelError:  # noqa: B008 - it is frozen
+    """The error of an answer that cannot be used, but is paid for: *usage*, as far as that is known."""
     return ModelError(
-        f"the provider's answer cannot be used: {why}", kind="malformed", error_type="MalformedResponse"
+        f"the provider's answer cannot be used: {why}",
+        kind="malformed",
+        error_type="MalformedResponse",
+        usage=usage,
     )
 
 
-def _check_complete(message: Mapping[str, Any], finish_reason: Any) -> None:
+def _check_complete(message: Mapping[str, Any], finish_reason: Any, usage: Usage) -> None:
     """Calls of an answer that was cut short may hold half their arguments: they are never executed."""
     if finish_reason not in ("length", "content_filter"):
         return
@@ -67,11 +70,19 @@ def _check_complete(message: Mapping[str, Any], finish_reason: Any) -> None:
             why = "it reached its token limit" if finish_reason == "length" else "its content was filtered"
             raise malformed(
                 f"{why} in the middle of a call of tool {function.get('name')!r}, whose arguments are incomplete; "
-                "raise max_tokens or ask for less"
+                "raise max_tokens or ask for less",
+                usage,
             )
 
 
-def _usage(usage: Any, cost_usd: Any) -> Usage:
+def read_usage(usage: Any, cost_usd: Any) -> Usage:
+    """
+    What a response used, as far as the provider said.
+
+    Args:
+        usage: Its `usage`, in litellm's words.
+        cost_usd: What litellm reckons it cost, dollars; None when unknown.
+    """
     found: Mapping[str, Any] = usage if isinstance(usage, Mapping) else {}
     incoming, outgoing = _count(found.get("prompt_tokens")), _count(found.get("completion_tokens"))
     # litellm writes zeros where the provider said nothing; no answer costs nothing.

@@ -13,9 +13,10 @@ from ..journal.errors import UsageError
 from ..journal.journal import Journal
 from ..replay import events as ev
 from ..replay.runner import RunResult
-from ..replay.status import OpenCall, RunState, Totals, fold
+from ..replay.status import OpenCall, RunState, fold
 from ..replay.text import beginning, moment, one_line, visible
 from ..replay.timeline import standing, stream
+from ..replay.usage import Totals
 from .conversation import fold_prior
 
 MESSAGE_CHARACTERS = 2000
@@ -149,9 +150,10 @@ def _run_lines(run: RunState) -> Iterator[str]:
 
 
 def _tokens(used: Totals) -> str:
-    if used.unknown_usage == used.responses:
+    answers = used.responses + used.unusable
+    if used.unknown_usage == answers:
         return "tokens unknown"
-    more = f" and {used.unknown_usage} responses unknown" if used.unknown_usage else ""
+    more = f" and {used.unknown_usage} answers unknown" if used.unknown_usage else ""
     return f"{used.input_tokens}+{used.output_tokens} tokens{more}"
 
 

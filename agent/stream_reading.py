@@ -13,8 +13,9 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from ..replay.errors import ModelError
-from ..replay.ports import Delta
+from ..replay.ports import Delta, Usage
 from .assembly import Assembly
+from .model_replies import read_usage
 
 Show = Callable[[Delta], None]
 
@@ -43,13 +44,14 @@ class StreamReading:
         self._said_by_lines = False
         self._raw_deltas = False
         self._cost_usd: Any = None
+        self._began = False
 
     async def read(self) -> tuple[dict[str, Any], Any]:
         """
         Read to the end; the response in the form of one that was not streamed, and what it cost in dollars.
 
         Raises:
-            ModelError: It ended without saying why: it was cut (kind "connection").
+            ModelError: It ended without saying why: it was cut (kind "connection"); `used` tells what it cost.
             Exception: Whatever litellm raises.
         """
         await self._watch()
@@ -65,6 +67,16 @@ class StreamReading:
         choice = {"index": 0, "finish_reason": self._finish_reason, "message": self._assembly.message()}
         cost_usd = self._cost_usd if self._usage is not None else None
         return {**self._top, "choices": [choice], "usage": self._usage}, cost_usd
+
+    def used(self) -> Usage | None:
+        """What has been used, as far as the provider has said; None if nothing came in."""
+        if not self._began:
+            return None
+        usage = read_usage(self._usage, self._cost_usd)
+        if self._finished:
+            return usage
+        # Of what it would make the provider has said, at most, how much there was so far.
+        return Usage(input_tokens=usage.input_tokens, cached_tokens=usage.cached_tokens)
 
     async def _watch(self) -> None:
         """Stand between the provider's pieces and litellm."""
@@ -96,6 +108,7 @@ class StreamReading:
                 await close()
 
     def _note(self, piece: Any) -> None:
+        self._began = True
         self._raw_deltas = hasattr(piece, "choices")
         if isinstance(piece, dict):
             self._end(piece.get("finish_reason") if piece.get("is_finished") else None)

@@ -73,6 +73,8 @@ class ModelFailed(StreamEvent, frozen=True, kw_only=True):
     error: str
     message: str
     final: bool
+    usage: Usage | None = None
+    """Of an answer that came and could not be used, as far as it is known."""
 
 
 class ToolStarted(StreamEvent, frozen=True, kw_only=True):
@@ -188,6 +190,7 @@ class _Told:
                     error=body.error.kind or body.error.type,
                     message=body.error.message,
                     final=body.final,
+                    usage=body.usage,
                     replayed=replayed,
                 )
             case ev.ModelStarted():

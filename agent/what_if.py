@@ -226,7 +226,11 @@ class _Budget:
                 f"the budget of this what-if is spent ({spent})", kind="refused", error_type="BudgetSpent"
             )
         self.calls += 1
-        reply = await self._client.respond(request)
+        try:
+            reply = await self._client.respond(request)
+        except ModelError as failed:
+            self._cost += (failed.usage and failed.usage.cost_micro) or 0
+            raise
         self._cost += reply.usage.cost_micro or 0
         return reply
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ..journal.errors import RefoldError
+
+if TYPE_CHECKING:
+    from .ports import Usage
 
 Effect = Literal["none", "unknown", "done"]
 """What is known about the outside effect of a failed call: nothing happened, it may have, it did."""
@@ -115,6 +118,7 @@ class ModelError(OutcomeError):
         error_type: Name of the original exception's class.
         status: HTTP status, where there was one.
         retry_after_s: What the provider asked for, seconds.
+        usage: What the answer used that came and could not be used, as far as the provider said; None if none came.
     """
 
     def __init__(
@@ -125,6 +129,7 @@ class ModelError(OutcomeError):
         error_type: str = "ModelError",
         status: int | None = None,
         retry_after_s: float | None = None,
+        usage: Usage | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -132,6 +137,7 @@ class ModelError(OutcomeError):
         self.error_type = error_type
         self.status = status
         self.retry_after_s = retry_after_s
+        self.usage = usage
 
     @property
     def retryable(self) -> bool:

@@ -10,7 +10,7 @@ never compared by code.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Raw, Struct
@@ -18,7 +18,7 @@ from msgspec import Raw, Struct
 from ..journal.codec import canonical
 from ..journal.envelope import Event
 from ..journal.errors import Corrupt
-from .errors import Effect, UnknownEvent
+from .errors import Effect, ModelError, UnknownEvent
 from .ports import Usage
 from .requests import RequestDelta
 
@@ -33,6 +33,18 @@ class Failure(Struct, frozen=True, omit_defaults=True, gc=False):
     kind: str | None = None
     status: int | None = None
     retry_after_s: float | None = None
+
+    def of_model(self, usage: Usage | None) -> ModelError:
+        """As a program sees the failure of a model call."""
+        kind: Any = self.kind or "other"
+        return ModelError(
+            self.message,
+            kind=kind,
+            error_type=self.type,
+            status=self.status,
+            retry_after_s=self.retry_after_s,
+            usage=usage,
+        )
 
 
 class Body(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag_field="kind"):
@@ -114,7 +126,11 @@ class ModelResponded(Body, frozen=True, kw_only=True, tag="model_responded"):
 
 
 class ModelFailed(Body, frozen=True, kw_only=True, tag="model_failed"):
-    """An attempt at a model call failed; unless `final`, another follows (not before `retry_at`)."""
+    """
+    An attempt at a model call failed; unless `final`, another follows (not before `retry_at`).
+
+    With `usage` an answer came, whole or in part, that could not be used.
+    """
 
     call: str
     fingerprint: str
@@ -124,6 +140,7 @@ class ModelFailed(Body, frozen=True, kw_only=True, tag="model_failed"):
     final: bool = True
     retry_at: int | None = None
     latency_us: int = 0
+    usage: Usage | None = None
 
 
 class ToolStarted(Body, frozen=True, kw_only=True, tag="tool_started"):
@@ -163,6 +180,7 @@ class ToolInDoubt(Body, frozen=True, kw_only=True, tag="tool_in_doubt"):
     call: str
     attempt: int
     why: str
+    usage: Usage | None = None
 
 
 class ToolResolved(Body, frozen=True, kw_only=True, tag="tool_resolved"):

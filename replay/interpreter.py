@@ -211,6 +211,7 @@ class Interpreter:
         call, command = self._matching(body, body.call, ModelCall)
         call.branch.base = self._base(body, call, command)
         response = Response(call.id, body.response, body.usage)
+        self.machine.used.add(body.usage)
         self.machine.interner.know_reply(call.id, response.raw)
         return self._reply(body, call, response)
 
@@ -219,19 +220,11 @@ class Interpreter:
         call.branch.base = self._base(body, call, command)
         call.attempt = body.attempt
         self._running.discard(call.path)
+        self.machine.used.add_unusable(body.usage)
         if not body.final:
             call.phase, call.retry_at = Phase.BACKOFF, body.retry_at
             return []
-        error = body.error
-        kind: Any = error.kind or "other"
-        failed = ModelError(
-            error.message,
-            kind=kind,
-            error_type=error.type,
-            status=error.status,
-            retry_after_s=error.retry_after_s,
-        )
-        return self._reply(body, call, None, failed)
+        return self._reply(body, call, None, body.error.of_model(body.usage))
 
     def _base(self, body: ev.Asked, call: Call, command: ModelCall) -> Base | None:
         """What the next request is stored against: this one, if it is the recorded one."""
@@ -298,6 +291,7 @@ class Interpreter:
 
     def _tool_in_doubt(self, body: ev.ToolInDoubt) -> list[Call]:
         call = self._of_attempt(body, (Phase.STARTED, Phase.DOUBT))
+        self.machine.used.add_unusable(body.usage)
         self._running.discard(call.path)
         call.phase = Phase.DOUBT
         return []

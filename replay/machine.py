@@ -19,6 +19,7 @@ from .door import check_call
 from .errors import ForeignAwait
 from .requests import Interner, Prior
 from .run import Ask, GatherAsk, Run
+from .usage import Totals
 
 Program = Callable[[Run, Any], Coroutine[Any, Any, Any]]
 
@@ -70,6 +71,7 @@ class Machine:
         self.patched = patched
         self.interner = Interner()
         self.at = 0
+        self.used = Totals()
         self.pending: dict[str, Call] = {}
         self.done: Done | None = None
         self._prior = prior

@@ -265,7 +265,9 @@ def _model_outcome(
             response = encode_reply(reply)
             check_response(response, delta)
         except (UnsupportedValue, LimitExceeded) as refused:
-            error = ModelError(str(refused), kind="bad_request", error_type=type(refused).__name__)
+            error = ModelError(
+                str(refused), kind="bad_request", error_type=type(refused).__name__, usage=reply.usage
+            )
         else:
             return ev.ModelResponded(
                 at=at,
@@ -277,9 +279,10 @@ def _model_outcome(
                 attempt=attempt,
                 latency_us=done.latency_us,
             )
-    if started and command.in_doubt == "park" and not _refused(error):
-        return ev.ToolInDoubt(at=at, call=call.id, attempt=attempt, why=failure(error).message)
+    usage = error.usage if isinstance(error, ModelError) else None
     failed = failure(error)
+    if started and command.in_doubt == "park" and not _refused(error):
+        return ev.ToolInDoubt(at=at, call=call.id, attempt=attempt, why=failed.message, usage=usage)
     again = isinstance(error, ModelError) and error.retryable and attempt < policy.model_attempts
     return ev.ModelFailed(
         at=at,
@@ -291,6 +294,7 @@ def _model_outcome(
         final=not again,
         retry_at=_retry_at(call, now_us, attempt, policy, failed.retry_after_s) if again else None,
         latency_us=done.latency_us,
+        usage=usage,
     )
 
 

@@ -6,6 +6,7 @@ import random
 import uuid
 import warnings
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
+from copy import copy
 from datetime import UTC, datetime, timedelta
 from types import CoroutineType
 from typing import Any, Literal, Protocol
@@ -18,6 +19,7 @@ from .door import NAME_BYTES_MAX
 from .errors import ForeignAwait
 from .ports import ToolSpec
 from .requests import Interner, Messages, Params, Prior, Request
+from .usage import Totals
 
 
 class Ask:
@@ -63,6 +65,7 @@ class Stepped(Protocol):
 
     at: int
     interner: Interner
+    used: Totals
 
     def branch_random(self) -> random.Random:
         """The random stream of the branch being stepped."""
@@ -194,6 +197,11 @@ class Run:
     def now(self) -> datetime:
         """The time of the reply being delivered (UTC): constant within a step, the same on replay."""
         return datetime.fromtimestamp(self._machine.at / 1e6, UTC)
+
+    @property
+    def usage(self) -> Totals:
+        """What the run has used up to the reply being delivered, failed attempts included; the same on replay."""
+        return copy(self._machine.used)
 
     @property
     def random(self) -> random.Random:

@@ -29,7 +29,8 @@ from .opening import Opened, begin_run, first_input, take_up_run
 from .program import Program
 from .rebuild import Thread, load
 from .recording import Policy, recordable
-from .status import OpenCall, RunState, ThreadStatus, Totals
+from .status import OpenCall, RunState, ThreadStatus
+from .usage import Totals
 
 Observe = Callable[[int, ev.EventBody], None]
 
@@ -45,7 +46,7 @@ class RunResult(Struct, frozen=True, kw_only=True):
         output: What the program returned; None unless it finished.
         pending: Open calls, for a run that is parked or waits.
         reason: Why it is parked, cancelled or released.
-        usage: Sums over the run's recorded responses.
+        usage: Sums over the run's recorded responses and the answers that could not be used.
         thread: Thread id.
         run_id: Id of the run.
     """

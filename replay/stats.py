@@ -1,8 +1,9 @@
 """
 Folds events of all threads into what agents use: tokens, cost, latency and failures of models and tools.
 
-Every recorded response counts once, however often its run was resumed or replayed; what a fork copied was paid
-for by the thread it was copied from. Memory grows with threads and open calls, not with events.
+Every recorded response counts once, however often its run was resumed or replayed, and so does every answer that was
+paid for and could not be used; what a fork copied was paid for by the thread it was copied from.
+Memory grows with threads and open calls, not with events.
 """
 
 from __future__ import annotations
@@ -127,6 +128,8 @@ class _Thread(Struct):
     """The model that the next run inherits."""
     programs: dict[str, str] = field(default_factory=dict)
     """Programs of the last run, and of those with open calls."""
+    acting: dict[str, str] = field(default_factory=dict)
+    """Models of calls that were started and may act."""
     tools: dict[str, str] = field(default_factory=dict)
     """Names of the tools of open calls."""
     edited: bool = False
@@ -184,6 +187,13 @@ class Stats:
                 thread.models = {PRIOR: thread.prior}
             case ev.RunFinished() | ev.RunFailed() | ev.RunCancelled():
                 thread.models.clear()
+                thread.acting.clear()
+            case ev.ModelStarted():
+                thread.acting[body.call] = _model_named(thread, body)
+            case ev.ToolInDoubt() if body.usage is not None:
+                # No attempt that failed, as far as anybody knows, but paid for.
+                tally = self._tally(thread, body, model=thread.acting.get(body.call) or "unknown")
+                tally.use(body.usage, times)
             case ev.ModelResponded() | ev.ModelFailed():
                 self._count_model(thread, body, times)
             case ev.ToolStarted():
@@ -204,7 +214,10 @@ class Stats:
         if isinstance(body, ev.ModelResponded):
             tally.calls += times
             tally.use(body.usage, times)
-        elif body.final:
+            return
+        if body.usage is not None:
+            tally.use(body.usage, times)
+        if body.final:
             tally.failures += times
         else:
             tally.retries += times
@@ -228,7 +241,12 @@ class Stats:
     def _tally(
         self,
         thread: _Thread,
-        body: ev.ModelResponded | ev.ModelFailed | ev.ToolReturned | ev.ToolFailed | ev.ToolResolved,
+        body: ev.ModelResponded
+        | ev.ModelFailed
+        | ev.ToolReturned
+        | ev.ToolFailed
+        | ev.ToolInDoubt
+        | ev.ToolResolved,
         *,
         model: str = "",
         tool: str = "",
@@ -263,15 +281,19 @@ class _Asked(Struct, frozen=True):
         return msgspec.json.decode(params, type=_Asked)
 
 
-def _model_asked(thread: _Thread, body: ev.ModelResponded | ev.ModelFailed) -> str:
+def _model_named(thread: _Thread, body: ev.Asked) -> str:
     """The model of a request, of which only what its base does not say is stored."""
-    base, models = body.request.base or "", thread.models
-    model = models.get(base, "")
-    if body.request.params:
-        asked = _Asked.decode(body.request.params).model
-        model = asked if isinstance(asked, str) else ""
-        if isinstance(body, ev.ModelResponded):
-            thread.prior = model
+    if not body.request.params:
+        return thread.models.get(body.request.base or "", "")
+    asked = _Asked.decode(body.request.params).model
+    return asked if isinstance(asked, str) else ""
+
+
+def _model_asked(thread: _Thread, body: ev.ModelResponded | ev.ModelFailed) -> str:
+    """The model of a request that has come to an end: the next ones may be stored against it."""
+    base, models, model = body.request.base or "", thread.models, _model_named(thread, body)
+    if body.request.params and isinstance(body, ev.ModelResponded):
+        thread.prior = model
     # Its own branch moves on; branches that begin there have begun.
     if base != PRIOR and base.rpartition(".")[0] == body.call.rpartition(".")[0]:
         models.pop(base, None)

@@ -14,7 +14,7 @@ from msgspec import Raw, Struct, field
 
 from ..journal.envelope import Event
 from . import events as ev
-from .ports import Usage
+from .usage import Totals
 
 RunStatus = Literal["running", "waiting", "parked", "released", "finished", "failed", "cancelled"]
 CallStatus = Literal["started", "in doubt", "waits for approval", "waits for a signal", "sleeps", "retries"]
@@ -38,28 +38,6 @@ class OpenCall(Struct, gc=False):
     seq: int = 0
     at_large: bool = False
     """Whether a worker that may still be alive may be at this attempt."""
-
-
-class Totals(Struct):
-    """Sums over recorded responses; unknown amounts are counted, not guessed."""
-
-    responses: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cost_micro: int = 0
-    unknown_usage: int = 0
-    unknown_cost: int = 0
-
-    def add(self, usage: Usage) -> None:
-        """Count one response."""
-        self.responses += 1
-        if usage.input_tokens is None or usage.output_tokens is None:
-            self.unknown_usage += 1
-        self.input_tokens += usage.input_tokens or 0
-        self.output_tokens += usage.output_tokens or 0
-        if usage.cost_micro is None:
-            self.unknown_cost += 1
-        self.cost_micro += usage.cost_micro or 0
 
 
 class RunState(Struct):
@@ -282,6 +260,7 @@ def _apply(thread: ThreadStatus, run: RunState, seq: int, body: ev.EventBody) ->
                 body.call, "waits for a signal", body.name, due=body.due, since=body.at, seq=seq
             )
         case ev.ToolInDoubt():
+            run.usage.add_unusable(body.usage)
             if body.call in calls:
                 # It was given up, not ended: a tool in a thread runs on; a model call is over, as far as we know.
                 calls[body.call].status, calls[body.call].at_large = "in doubt", bool(calls[body.call].name)
@@ -317,10 +296,13 @@ def _apply_outcome(thread: ThreadStatus, run: RunState, body: Any) -> None:
     open_call = run.open.get(call_id)
     match body:
         case ev.ModelFailed() if not body.final:
+            run.usage.add_unusable(body.usage)
             run.open[call_id] = OpenCall(
                 call_id, "retries", attempt=body.attempt, due=body.retry_at, since=body.at
             )
             return
+        case ev.ModelFailed():
+            run.usage.add_unusable(body.usage)
         case ev.ToolFailed() if not body.final:
             if open_call is not None:
                 open_call.status, open_call.due = "retries", body.retry_at

@@ -15,6 +15,7 @@ from ..journal.journal import Journal
 from ..journal.store import ThreadInfo
 from . import events as ev
 from .errors import UnknownEvent
+from .ports import Usage
 from .text import beginning, duration, moment, one_line, size, visible, visible_json
 
 SUMMARY_CHARACTERS = 160
@@ -142,7 +143,8 @@ def summary(body: ev.EventBody) -> str:
         case ev.ModelResponded():
             return _of_response(body)
         case ev.ModelFailed():
-            return _attempt(body) + _failure(body.error) + ("" if body.final else "; another attempt follows")
+            more = "" if body.final else "; another attempt follows"
+            return _attempt(body) + _tokens(body.usage) + _failure(body.error) + more
         case ev.ApprovalGiven():
             return f"{'approved' if body.approved else 'denied'}{_by(body.by)}{_because(body.note)}"
         case ev.SignalReceived():
@@ -219,9 +221,13 @@ def _of_response(body: ev.ModelResponded) -> str:
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict):
             said.append(f"{function.get('name')}({function.get('arguments')})")
-    used, made = body.usage.input_tokens, body.usage.output_tokens
-    tokens = "" if used is None and made is None else f"[{used or 0}+{made or 0} tokens] "
-    return _attempt(body) + tokens + " ".join(said)
+    return _attempt(body) + _tokens(body.usage) + " ".join(said)
+
+
+def _tokens(usage: Usage | None) -> str:
+    if usage is None or (usage.input_tokens is None and usage.output_tokens is None):
+        return ""
+    return f"[{usage.input_tokens or 0}+{usage.output_tokens or 0} tokens] "
 
 
 def _own_name(body: ev.EventBody) -> str:

@@ -12,7 +12,8 @@ import pydantic
 import pytest
 from died import died_at
 from openai_server import OpenAIServer, Reply
-from refold import Agent, Journal, RunFailed, ScriptedModel, UsageError, tool
+from refold import Agent, Journal, RunFailed, ScriptedModel, UsageError, read_stats, tool
+from refold.agent import streaming
 from refold.agent.output import read_output
 from refold.replay import events as ev
 from refold.replay import rebuild
@@ -229,6 +230,80 @@ async def test_a_budget_counts_each_response_once_across_crashes(journal: Journa
                 again = await agent.run("hi", journal=left, thread="t")
             assert (again.output, again.usage) == ("paid", result.usage)
     assert (result.usage.input_tokens, result.usage.output_tokens) == (30, 15)
+
+
+HALF: Reply = {"calls": [{"name": "find", "arguments": '{"order":'}], "finish_reason": "length"}
+
+
+async def test_an_answer_that_cannot_be_used_is_paid_for_once_across_crashes(journal: Journal) -> None:
+    replies = [{"attempts": [HALF, FINDING]}, {"text": "paid"}]
+    with OpenAIServer({"replies": replies}) as server:
+        agent = agent_on(server, max_tokens=1000)
+        result = await agent.run("hi", journal=journal, thread="t", key="k")
+        events = read_all(journal, "t")
+        for seq in range(next(e.seq for e in events if e.kind == "model_failed"), len(events)):
+            with died_at(journal, "t", seq) as left:
+                again = await agent.run("hi", journal=left, thread="t", key="k")
+                (_, tally) = read_stats(left, by=["model"]).rows[0]
+            assert (again.output, again.usage) == ("paid", result.usage)
+            assert (tally.input_tokens, tally.output_tokens, tally.retries) == (30, 15, 1)
+            assert tally.cost_micro == result.usage.cost_micro
+        streamed = [e async for e in agent.stream("hi", journal=journal, thread="t", key="k")]
+        check(agent, journal)
+
+    (body,) = [body for body in bodies(journal) if isinstance(body, ev.ModelFailed)]
+    assert body.usage is not None
+    assert (body.usage.input_tokens, body.usage.output_tokens) == (10, 5)
+    assert body.usage.cost_micro is not None
+    used = result.usage
+    assert (used.responses, used.unusable, used.input_tokens, used.output_tokens) == (2, 1, 30, 15)
+    assert used.cost_micro == 3 * body.usage.cost_micro > 0
+    assert (used.unknown_usage, used.unknown_cost) == (0, 0)
+    assert [e.usage for e in streamed if isinstance(e, streaming.ModelFailed)] == [body.usage]
+    assert rebuild.replay(agent.program, "t", events).runs[0].usage == used
+
+
+@pytest.mark.parametrize("limit", [{"max_tokens": 25}, {"max_cost": 0.000008}], ids=["tokens", "cost"])
+async def test_answers_that_cannot_be_used_count_against_a_budget(
+    journal: Journal, limit: dict[str, Any]
+) -> None:
+    with OpenAIServer({"replies": [{"attempts": [HALF, FINDING]}, {"text": "never asked for"}]}) as server:
+        agent = agent_on(server, **limit)
+        with pytest.raises(RunFailed, match="in this run, max_"):
+            await agent.run("hi", journal=journal, thread="t")
+        assert len(server.requests) == 2
+    check(agent, journal)
+
+
+async def test_the_next_model_is_not_asked_when_the_first_has_used_up_the_budget_in_vain(
+    journal: Journal,
+) -> None:
+    script = by_model(gpt_4o_mini=[HALF], gpt_4_1_mini=[{"text": "never asked for"}])
+    with OpenAIServer(script) as server:
+        agent = agent_on(server, model=[FIRST, SECOND], max_tokens=45)
+        with pytest.raises(RunFailed, match="has used 45 tokens"):
+            await agent.run("hi", journal=journal, thread="t")
+        assert len(server.requests) == 3
+    check(agent, journal)
+
+
+async def test_what_an_unusable_answer_cost_is_unknown_where_nobody_says_and_ends_no_run(
+    journal: Journal,
+) -> None:
+    silent = {**HALF, "response": {"usage": None}}
+    with OpenAIServer({"replies": [{"attempts": [silent, {"text": "ok"}]}]}) as server:
+        agent = agent_on(server, max_tokens=100)
+        result = await agent.run("hi", journal=journal, thread="t")
+
+    assert (result.output, result.usage.unusable, result.usage.unknown_usage) == ("ok", 1, 1)
+    assert (result.usage.input_tokens, result.usage.output_tokens) == (10, 5)
+
+
+async def test_where_no_answer_came_nothing_was_used(journal: Journal) -> None:
+    with OpenAIServer({"replies": [{"attempts": [failed(429), {"text": "ok"}]}]}) as server:
+        result = await agent_on(server).run("hi", journal=journal, thread="t")
+
+    assert (result.usage.responses, result.usage.unusable, result.usage.unknown_usage) == (1, 0, 0)
 
 
 @pytest.mark.parametrize(

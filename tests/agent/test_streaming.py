@@ -26,7 +26,7 @@ from refold.replay.live import Limits
 from refold.replay.ports import Delta, ModelReply, Usage
 from refold.replay.recording import Policy
 from refold.replay.runner import read_all
-from wires import GEMINI, KEY, OPENAI, WIRES, Wire
+from wires import ANTHROPIC, GEMINI, KEY, OPENAI, WIRES, Wire
 
 USER = {"role": "user", "content": "hello"}
 QUICK = Policy(backoff_s=0.0, model_attempts=3)
@@ -119,6 +119,18 @@ async def test_a_stream_that_was_cut_is_no_response(wire: Wire, how: str, events
     assert error.kind == "connection"
 
 
+@wires
+async def test_of_a_stream_that_was_cut_what_was_used_is_told_as_far_as_the_provider_said(wire: Wire) -> None:
+    error = await broken(wire, {"text": "hello there my friend, how are you?", "cut_after": 3})
+    nothing = await broken(wire, {"text": "hello there my friend, how are you?", "cut_after": 0})
+
+    # Of these only Anthropic says at the beginning what went in; what came out nobody knows.
+    assert error.usage is not None
+    assert error.usage.input_tokens == (10 if wire is ANTHROPIC else None)
+    assert (error.usage.output_tokens, error.usage.cost_micro) == (None, None)
+    assert nothing.usage is None
+
+
 async def test_a_stream_cut_after_a_whole_call_and_before_its_finish_is_no_response() -> None:
     """H08 (c)."""
     reply = {"calls": [{"name": "f", "arguments": {"a": 1}}]}
@@ -133,6 +145,9 @@ async def test_a_stream_that_reached_its_limit_in_the_middle_of_a_call_is_no_res
 
     error = await broken(OPENAI, {**half, "finish_reason": "length"})
 
+    assert error.usage is not None
+    assert (error.usage.input_tokens, error.usage.output_tokens) == (10, 5)
+    assert error.usage.cost_micro
     assert error.kind == "malformed"
     assert "'write'" in error.message
 

@@ -17,9 +17,11 @@ from refold import (
     Run,
     RunFailed,
     ScriptedModel,
+    Usage,
     UsageError,
     answers,
     program,
+    read_stats,
     tool,
 )
 from refold.agent.scripted import call, failing, say
@@ -299,3 +301,38 @@ async def test_a_viewer_is_told_of_the_doubt_and_of_what_became_of_it(journal: J
     assert await told() == ["ToolInDoubt", "RunEnded"]
     answers.resolve(journal, "t", "r1/1", did_not_happen=True)
     assert await told() == ["ToolInDoubt", "TextDelta", "ModelResponded", "RunEnded"]
+
+
+async def test_what_an_attempt_in_doubt_has_used_counts(journal: Journal) -> None:
+    used = Usage(input_tokens=10, cost_micro=7)
+    lost = ModelError("cut", kind="connection", usage=used)
+    made, _ = agent(
+        failing(lost, then=say("done", usage=Usage(input_tokens=1, output_tokens=1, cost_micro=1)))
+    )
+
+    parked = await made.run("hi", journal=journal, thread="t", wait=False)
+    answers.resolve(journal, "t", "r1/1", did_not_happen=True)
+    result = await made.resume(journal=journal, thread="t")
+
+    assert parked.status == "parked"
+    assert (parked.usage.unusable, parked.usage.cost_micro) == (1, 7)
+    assert (result.usage.input_tokens, result.usage.cost_micro, result.usage.unknown_usage) == (11, 8, 1)
+    ((_, tally),) = read_stats(journal, by=["model"]).rows
+    assert (tally.calls, tally.input_tokens, tally.cost_micro) == (1, 11, 8)
+    rebuild.replay(made.program, "t", read_all(journal, "t"))
+
+
+async def test_a_program_sees_what_its_run_has_used_the_same_on_replay(journal: Journal) -> None:
+    lost = ModelError("half", kind="malformed", usage=Usage(input_tokens=5, output_tokens=2, cost_micro=3))
+    model = ScriptedModel([failing(lost, then=say("one", usage=Usage(input_tokens=1, output_tokens=1)))])
+
+    @program
+    async def frugal(run: Run, value: str) -> list[int]:
+        await run.model(messages=[{"role": "user", "content": value}], model="m")
+        used = run.usage
+        return [used.responses, used.unusable, used.input_tokens, used.cost_micro, used.unknown_cost]
+
+    result = await refold.run(frugal, "hi", journal=journal, thread="t", models=model, policy=QUICK)
+
+    assert result.output == [1, 1, 6, 3, 1]
+    rebuild.replay(frugal, "t", read_all(journal, "t"))
