@@ -30,7 +30,9 @@ class Bell:
     async def wait(self, timeout_s: float) -> None:
         """Wait for a ring, *timeout_s* at most."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._rung.wait(), timeout_s)
+            # Not wait_for, which before Python 3.12 makes a task, and leaves its alarm for some rounds when cancelled.
+            async with asyncio.timeout(timeout_s):
+                await self._rung.wait()
         self._rung.clear()
 
     def _ring(self) -> None:
