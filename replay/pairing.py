@@ -19,6 +19,8 @@ class _Call(Struct):
     """Kind of what it waits with: a start, an approval, a timer or a wait; empty when it waits for nothing."""
     done: bool = False
     key: str = ""
+    tenure: int = 0
+    """In which tenure it was started last."""
 
 
 class Pairing(Struct):
@@ -38,6 +40,8 @@ class Pairing(Struct):
     calls: dict[str, _Call] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
     at: int = 0
+    tenures: int = 0
+    """Of all runs so far; a call that an earlier one left in doubt may be started again."""
 
     def look(self, event: Event) -> str | None:
         """What is wrong with the next event; None if nothing is."""
@@ -73,6 +77,7 @@ class Pairing(Struct):
             return f"run {body.run!r} starts a second time"
         self.run = body.run
         self.runs.add(body.run)
+        self.tenures += 1
         return None
 
     def _of_run(self, body: ev.EventBody, run: str) -> str | None:
@@ -80,6 +85,8 @@ class Pairing(Struct):
             return f"{ev.kind_of(body)} of run {run!r}, which is not going on"
         if isinstance(body, ev.RUN_ENDS):
             self.run = ""
+        elif isinstance(body, ev.RunResumed):
+            self.tenures += 1
         return None
 
     def _of_call(self, body: ev.EventBody, call_id: str) -> str | None:
@@ -99,9 +106,9 @@ class Pairing(Struct):
         return None
 
     def _model_started(self, call: _Call, body: ev.ModelStarted) -> str | None:
-        if call.opened == "model_started":
+        if call.opened == "model_started" and call.tenure == self.tenures:
             return f"{body.call!r} starts again while attempt {call.attempt} has no outcome"
-        call.attempt, call.opened = body.attempt, "model_started"
+        call.attempt, call.opened, call.tenure = body.attempt, "model_started", self.tenures
         return None
 
     def _step(self, call: _Call, body: Any) -> str | None:
@@ -111,13 +118,18 @@ class Pairing(Struct):
     def _tool_started(self, call: _Call, body: ev.ToolStarted) -> str | None:
         if body.attempt != call.attempt + 1:
             return f"attempt {body.attempt} of {body.call!r} starts after attempt {call.attempt}"
-        if call.opened == "tool_started":
+        if call.opened == "tool_started" and call.tenure == self.tenures:
             return f"{body.call!r} starts again while attempt {call.attempt} has no outcome"
         if call.key and body.key != call.key:
             return f"{body.call!r} changes its idempotency key"
         if self.keys.setdefault(body.key, body.call) != body.call:
             return f"the idempotency key of {body.call!r} was used for {self.keys[body.key]!r}"
-        call.key, call.attempt, call.opened = body.key, body.attempt, "tool_started"
+        call.key, call.attempt, call.opened, call.tenure = (
+            body.key,
+            body.attempt,
+            "tool_started",
+            self.tenures,
+        )
         return None
 
     def _tool_outcome(

@@ -10,7 +10,7 @@ from ..journal.envelope import NewEvent
 from ..journal.errors import LeaseLost, StoreError
 from ..journal.store import Append, AppendResult
 from ..journal.tenure import Tenure
-from .commands import Call, ModelCall, StepCall, ToolCall
+from .commands import Call, Command, ModelCall, StepCall, ToolCall
 from .errors import ModelError, ToolError
 from .events import decode_bytes
 from .inbox import Resolution, resolution_key
@@ -203,7 +203,10 @@ class Effects:
         messages = list(command.request.messages())
         request = {**params.values, **params.secret, "messages": messages}
         done = self._run(lambda: models.respond(request))
-        self._deed("model", call, attempt, "model", codec.encode(messages), value=done.value)
+        name = "model" if command.in_doubt is None else "acting model"
+        self._deed("model", call, attempt, name, codec.encode(messages), value=done.value)
+        if fault == "breaks":
+            done = Completion(error=ModelError("the connection broke", kind="connection"))
         self._outcome(call, attempt, done)
 
     def _ask_reconciler(self, call: Call, attempt: int, fault: str) -> None:
@@ -305,8 +308,14 @@ class Effects:
             fence=self._tenure.fence,
             head=info.head,
             current=info.fence == self._tenure.fence,
-            repeatable=not isinstance(call.command, ToolCall) or call.command.tool.repeatable,
+            repeatable=_repeatable(call.command),
             happened=happened,
             value=value,
             error=error,
         )
+
+
+def _repeatable(command: Command) -> bool:
+    if isinstance(command, ToolCall):
+        return command.tool.repeatable
+    return not isinstance(command, ModelCall) or command.in_doubt != "park"

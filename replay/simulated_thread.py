@@ -11,7 +11,7 @@ from ..journal import codec
 from ..journal.envelope import Event
 from ..journal.errors import LimitExceeded, UnsupportedValue
 from ..journal.store import Lease
-from .errors import Effect, ToolError
+from .errors import Effect, ModelError, ToolError
 from .inbox import Approval, Cancel, Content, Input, Resolution, Signal, approval_key, resolution_key
 from .opening import first_input
 from .recording import failure, recordable
@@ -192,6 +192,9 @@ class Lane:
         for deed in self.world.ledger:
             if (deed.thread, deed.call, deed.attempt) != (self.name, call.call, call.attempt):
                 continue
+            if deed.happened and deed.kind == "model":
+                # That it was asked can be found out; what it said cannot.
+                return _failed(call, ModelError("its response is lost", kind="connection"), "done")
             if deed.happened:
                 try:
                     value = recordable(deed.value, what=f"result of tool {deed.name!r}")

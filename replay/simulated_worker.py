@@ -184,6 +184,7 @@ class Worker(Process):
             taken=taken,
             host=self,
             policy=scenario.policy,
+            deadline_s=scenario.deadline_s,
             # One uid whoever is first, so that randomness is the same in every history.
             new_uid=lambda: uuid.uuid5(uuid.NAMESPACE_URL, self.owner.name),
         )

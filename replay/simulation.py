@@ -59,7 +59,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "release": ("drop", "zombie"),
     "answer": ("lost",),
     "read": (),
-    "model": ("fails",),
+    "model": ("fails", "breaks"),
     "tool": ("refuses", "fails", "raises", "hangs", "hangs early"),
     "step": ("fails",),
     "reconcile": ("unsure",),
@@ -79,6 +79,7 @@ lost: performed, the answer is lost. pause: the process stands still past its le
 freeze: it wakes when all is over. rival: another worker steals the thread. jump: the database's clock leaps past the
 lease, and another worker comes. twin: a second loop with the same lease.
 refuses: a tool says that nothing happened; fails: it raises and nothing happened; raises: it acted, then raised;
+breaks: a model was asked, and the connection broke before its response had come;
 hangs: it acts and gives no answer in time; hangs early: it acts, and its outcome comes when it was given up.
 """
 
@@ -257,6 +258,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
         reply: What people answer to a call that waits for a signal or an approval; None for nothing.
         transactions: Whether transactional tools can run: what they are given as a connection takes `write(row)`.
         patient: Whether people leave calls in doubt alone until the run is parked for them.
+        deadline_s: How long a run may take in all, seconds; None for as long as it likes.
         latency_us: Overrides of `LATENCY_US`, by kind or by name of a tool or step, microseconds.
         faults: Which faults are tried; all that apply by default.
         policy: Failures and time.
@@ -275,6 +277,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
     reply: Callable[[OpenCall], Content | None] = lambda call: None
     transactions: bool = False
     patient: bool = False
+    deadline_s: float | None = None
     latency_us: Mapping[str, int] = {}
     faults: frozenset[str] | None = None
     policy: Policy = Policy()

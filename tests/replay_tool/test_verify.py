@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 import refold
+from died import died_at
 from msgspec import Raw
 from refold import Agent, Journal, Run, ScriptedModel, program, tool
 from refold.agent.scripted import call
@@ -17,6 +18,7 @@ from refold.journal.envelope import NewEvent
 from refold.journal.errors import ThreadNotFound
 from refold.journal.store import ThreadState
 from refold.replay import events as ev
+from refold.replay.runner import read_all
 from refold.replay.verification import verify, verify_export
 
 
@@ -50,6 +52,33 @@ async def errand(run: Run) -> Any:
 async def record(journal: Journal) -> None:
     await agent.run("Pay 3", journal=journal, thread="agent")
     await refold.run(errand, journal=journal, thread="errand")
+
+
+@tool(idempotent=True)
+def notify(text: str) -> str:
+    """Repeatable: a worker that takes the run up runs it again, and no event says why."""
+    return "sent"
+
+
+def test_a_call_that_another_worker_ran_again_is_no_fault() -> None:
+    model = ScriptedModel([call("notify", text="soon"), "Told."])
+    teller = Agent(
+        "teller",
+        model=model,
+        tools=[notify],
+        params={"tools": [{"type": "code_execution"}]},
+        in_doubt="retry",
+    )
+    with Journal.memory() as journal:
+        teller.run_sync("Tell them", journal=journal, thread="t")
+        starts = [e.seq for e in read_all(journal, "t") if e.kind in ("model_started", "tool_started")]
+        for seq in starts:
+            with died_at(journal, "t", seq) as left:
+                teller.run_sync("Tell them", journal=left, thread="t")
+                (verdict,) = verify(left, ["t"])
+
+                assert verdict.sound, verdict
+    assert len(starts) == 3
 
 
 async def test_sound_threads_and_files_have_no_fault(journal: Journal, tmp_path: Path) -> None:

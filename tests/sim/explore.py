@@ -17,10 +17,10 @@ from refold.replay.collecting import seldom_collected
 from refold.replay.odometer import Chooser, Odometer, Placed, Placement
 from refold.replay.simulated_thread import Lane
 from refold.replay.simulation import CACHE_FAULTS, Scenario, Simulation
-from sim import replay_oracles
+from sim import export_oracle, replay_oracles
 from sim.history import History
 from sim.oracles import log_is_that_without_redis, meaning_of_runs, violations
-from sim.scenarios import ENDS_IN_FAILURE, STEADY_NAMES
+from sim.scenarios import ENDINGS, STEADY_NAMES
 
 MARKS = frozenset(
     {
@@ -42,6 +42,9 @@ MARKS = frozenset(
         "doubt told by a reconciler",
         "doubt told by a late worker",
         "doubt run again",
+        "doubt about a model",
+        "deadline passed",
+        "exported",
         "never begun, said so",
         "superseded",
         "commit found",
@@ -119,7 +122,7 @@ def quiet_run(scenario: Scenario, thread: str = "t1") -> dict[str, Any]:
         # A scenario that does not get to its end would keep every promise.
         assert lane.done, key
         last = f"r{1 + len(scenario.inputs)}"
-        assert f"{last} {'failed' if scenario.name in ENDS_IN_FAILURE else 'output'}" in told, (key, told)
+        assert f"{last} {ENDINGS.get(scenario.name, 'output')}" in told, (key, told)
         _quiet[key] = told
     return _quiet[key]
 
@@ -160,6 +163,7 @@ def forget() -> None:
     """Judge anew what has been judged: the engine is another one."""
     _plain.clear()
     replay_oracles.forget()
+    export_oracle.forget()
 
 
 def is_of_cache(place: str) -> bool:
@@ -197,6 +201,10 @@ def _mark(world: Simulation, history: History) -> None:
             told = _TOLD[body["by"]]
             late = body["by"] == "worker" and body["outcome"] != "did_not_happen"
             world.marks["doubt told by a late worker" if late else told] += 1
+            if body["call"] in history.asked:
+                world.marks["doubt about a model"] += 1
+        elif body["kind"] == "cancel_requested" and body.get("by") == "deadline":
+            world.marks["deadline passed"] += 1
         elif body["kind"] == "run_started" and body["run"] != "r1":
             world.marks["run after run"] += 1
         elif body["kind"] == "tool_started" and body.get("attempt", 1) > 1:

@@ -23,6 +23,8 @@ HELD = frozenset({"burn"})
 TRANSACTIONAL = frozenset({"enter"})
 """Tools that act in the database of the log."""
 
+STARTS = frozenset({"tool_started", "model_started"})
+
 ENDS = frozenset({"run_finished", "run_failed", "run_cancelled"})
 
 _parsed: dict[bytes, dict[str, Any]] = {}
@@ -54,10 +56,14 @@ class History:
         self.ends = {body["run"]: body["kind"] for body in self.bodies if body["kind"] in ENDS}
         """How each run that has ended did."""
         self.starts: dict[tuple[str, int], int] = {}
+        self.asked: set[str] = set()
+        """Calls of models that may act."""
         self.outcomes: dict[str, list[tuple[int, dict[str, Any]]]] = {}
         for seq, body in enumerate(self.bodies, 1):
             kind = body["kind"]
-            if kind == "tool_started":
+            if kind == "model_started":
+                self.asked.add(body["call"])
+            if kind in STARTS:
                 self.starts.setdefault((body["call"], body.get("attempt", 1)), seq)
             elif is_outcome(body):
                 self.outcomes.setdefault(body["call"], []).append((seq, body))
@@ -91,3 +97,8 @@ def is_outcome(body: dict[str, Any]) -> bool:
 
 def tell(deed: Deed) -> str:
     return f"{deed.kind} {deed.name} ({deed.call}, attempt {deed.attempt})"
+
+
+def acts(deed: Deed) -> bool:
+    """Whether it is a call whose start must be on the record: of a tool, or of a model whose provider may act."""
+    return deed.kind == "tool" or deed.name == "acting model"

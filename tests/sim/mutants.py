@@ -7,86 +7,40 @@ smallest that find it: a scenario, and either how many faults of which kinds, or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from msgspec import Struct, structs
-from refold.journal import hot_state
+from msgspec import structs
+from refold.journal import export
 from refold.journal.envelope import chain
-from refold.journal.errors import Corrupt, RefoldError, StoreUnavailable
-from refold.journal.link import Link
+from refold.journal.errors import StoreUnavailable, ThreadsDiffer
 from refold.journal.memory import MemoryStore
 from refold.journal.store import AppendResult, Message, Outcome
 from refold.replay import (
     matching,
     opening,
-    rebuild,
+    recording,
     session,
     simulated_effects,
     simulated_transaction,
     simulated_worker,
     simulation,
 )
-from refold.replay.commands import Call, Phase, StepCall, ToolCall
+from refold.replay.alarms import Alarms
+from refold.replay.commands import Call, ModelCall, Phase, StepCall, ToolCall
 from refold.replay.events import ToolFailed
 from refold.replay.gate import Gate
 from refold.replay.holds import Holds
 from refold.replay.inbox import Resolution, decode_message, encode_message
 from refold.replay.interpreter import Interpreter
 from refold.replay.outbox import Outbox
+from refold.replay.pairing import Pairing
 from refold.replay.session import Session
-from sim import scenarios
-from sim.explore import forget
+from sim import hot_mutants, scenarios
+from sim.mutant import MUTANTS, mutant
 
-Hunt = tuple[Any, int, str] | tuple[Any, dict[str, str]]
+__all__ = ["MUTANTS", "hot_mutants"]
 
-
-class Mutant(Struct, frozen=True):
-    """
-    One guard less.
-
-    Args:
-        name: What the mutant does.
-        caught_by: Promises of which at least one must be found broken.
-        patch: (owner, attribute, what to put there, made from the original).
-        hunts: Where to look.
-    """
-
-    name: str
-    caught_by: frozenset[str]
-    patch: tuple[Any, str, Callable[[Any], Any]]
-    hunts: tuple[Hunt, ...]
-
-    @contextmanager
-    def at_large(self) -> Iterator[None]:
-        """While this is entered the guard is missing."""
-        owner, name, make = self.patch
-        original = owner.__dict__[name]
-        setattr(owner, name, make(getattr(owner, name)))
-        forget()
-        try:
-            yield
-        finally:
-            setattr(owner, name, original)
-            forget()
-
-
-MUTANTS: list[Mutant] = []
-
-
-def mutant(
-    owner: Any, attribute: str, caught_by: str, *hunts: Hunt
-) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
-    def register(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        name = make.__name__.replace("_", " ")
-        MUTANTS.append(Mutant(name, frozenset(caught_by.split()), (owner, attribute, make), hunts))
-        return make
-
-    return register
-
-
-E, A, F, D, W, S, T, N, B = (
+E, A, F, D, W, S, T, N, B, M, H, P = (
     scenarios.ERRAND,
     scenarios.AGENT,
     scenarios.FICKLE,
@@ -96,6 +50,9 @@ E, A, F, D, W, S, T, N, B = (
     scenarios.TOLD,
     scenarios.TURNS,
     scenarios.BOOKS,
+    scenarios.ACTING,
+    scenarios.HURRY,
+    scenarios.PATIENCE,
 )
 
 
@@ -124,6 +81,11 @@ def a_transactional_tool_does_not_wait_for_its_own_start(hold: Any) -> Any:
 @mutant(Outbox, "acked", "no_effect_before_its_start", (D, 1, "late"))
 def more_is_taken_for_durable_than_was_acknowledged(acked: Any) -> Any:
     return lambda self, count: acked(self, count + len(self._waiting))
+
+
+@mutant(Gate, "hold", "no_effect_before_its_start", (M, 1, "late"))
+def a_model_that_may_act_is_asked_before_its_start_is_durable(hold: Any) -> Any:
+    return lambda self, seq, call: hold(self, 0 if isinstance(call.command, ModelCall) else seq, call)
 
 
 # Doubts
@@ -157,6 +119,27 @@ def a_call_in_doubt_is_run_again_whatever_its_policy(settle: Any) -> Any:
             settle(self, call)
 
     return eager
+
+
+@mutant(Session, "_settle_doubt", "unsafe_tools_act_once calls_are_paired", (M, 1, "crash"))
+def a_model_call_in_doubt_is_asked_again_whatever_its_policy(settle: Any) -> Any:
+    def eager(self: Session, call: Call) -> None:
+        if isinstance(call.command, ModelCall):
+            self._start(call)
+        else:
+            settle(self, call)
+
+    return eager
+
+
+@mutant(recording, "_refused", "unsafe_tools_act_once", (M, 1, "breaks"))
+def a_model_that_broke_off_counts_as_one_that_refused(refused: Any) -> Any:
+    return lambda error: True
+
+
+@mutant(Gate, "idle", "rests_only_when_all_waits", (P, 0, ""))
+def a_run_rests_while_calls_are_under_way(idle: Any) -> Any:
+    return property(lambda self: True)
 
 
 @mutant(Interpreter, "tenure_over", "every_run_ends engine_raises_nothing log_replays", (E, 1, "crash"))
@@ -371,54 +354,33 @@ def a_run_rests_though_its_log_does_not_say_so(rests: Any) -> Any:
     return lambda interpreter, holds: True
 
 
-# Hot state
+# Files
 
 
-@mutant(rebuild, "chain", "log_is_that_without_redis", (E, 1, "restored"))
-def the_chain_is_not_checked_when_a_log_is_read(chain: Any) -> Any:
-    return lambda previous, seq, event: event.hash
+@mutant(export, "read_events", "export_round_trips", (E, 1, "late"))
+def the_newest_event_is_left_out_of_a_file(read_events: Any) -> Any:
+    return lambda *asked, **span: list(read_events(*asked, **span))[:-1]
 
 
-@mutant(
-    simulated_worker,
-    "fold_history",
-    "log_is_that_without_redis engine_raises_nothing",
-    (E, {"w1.append#5": "crash", "w2.fetch": "newer"}),
-)
-def hot_state_is_believed_whatever_the_heads_hash_is(fold_history: Any) -> Any:
-    def credulous(read: Any, hot: Any, thread: str, head: int, head_hash: bytes, fold: Any) -> Any:
-        known = {} if hot is None else hot.recall(thread, head)
+@mutant(export._Taking, "take", "export_round_trips", (E, 1, "late crash"))
+def a_log_that_has_parted_is_imported_all_the_same(take: Any) -> Any:
+    def anyway(self: Any, *, adopt: bool) -> Any:
         try:
-            return fold(list(hot_state._patched(read, thread, head, known)))
-        except RefoldError:
-            return fold_history(read, None, thread, head, head_hash, fold)
+            return take(self, adopt=adopt)
+        except ThreadsDiffer:
+            return export.Imported(self._thread, self._filed.header.head, 0, True)
 
-    return credulous
-
-
-@mutant(simulated_worker, "fold_history", "engine_raises_nothing", (E, 1, "restored"))
-def the_log_is_not_asked_when_hot_state_does_not_fit_it(fold_history: Any) -> Any:
-    def stubborn(read: Any, hot: Any, thread: str, head: int, head_hash: bytes, fold: Any) -> Any:
-        known = {} if hot is None else hot.recall(thread, head)
-        return fold(list(hot_state._patched(read, thread, head, known)))
-
-    return stubborn
+    return anyway
 
 
-@mutant(hot_state, "decode", "engine_raises_nothing", (E, 1, "garbage"))
-def a_damaged_chunk_is_an_error(decode: Any) -> Any:
-    def strict(value: bytes | None, identity: str, thread: str, number: int) -> Any:
-        events = decode(value, identity, thread, number)
-        if value is not None and events is None:
-            raise Corrupt(thread, number, "not a chunk")
-        return events
+@mutant(Pairing, "_of_run", "log_verifies", (E, 1, "crash"))
+def a_call_that_is_run_again_after_a_crash_is_a_fault_of_the_log(of_run: Any) -> Any:
+    def one_tenure(self: Pairing, body: Any, run: str) -> Any:
+        found = of_run(self, body, run)
+        self.tenures = 1
+        return found
 
-    return strict
-
-
-@mutant(Link, "_try", "engine_raises_nothing", (E, 1, "away"))
-def a_cache_that_is_away_is_an_error(attempt: Any) -> Any:
-    return lambda self, call, otherwise: call()
+    return one_tenure
 
 
 # Leases, time, ends
@@ -452,3 +414,18 @@ def a_reconciler_is_waited_for_though_a_person_has_answered(forget: Any) -> Any:
 @mutant(Outbox, "empty", "engine_raises_nothing", (E, 1, "drop late"))
 def an_end_is_shown_before_it_is_durable(empty: Any) -> Any:
     return property(lambda self: not self._waiting)
+
+
+@mutant(Session, "_keep_deadline", "every_run_ends engine_raises_nothing", (H, 0, ""))
+def a_run_goes_on_though_its_time_is_over(keep: Any) -> Any:
+    return lambda self: False
+
+
+@mutant(Alarms, "overdue", "deadlines_are_kept", (H, 1, "ahead"))
+def a_deadline_is_judged_by_the_clock_of_the_worker(overdue: Any) -> Any:
+    return lambda self: self.deadline_us is not None and self.deadline_us <= self._host.wall_us()
+
+
+@mutant(Session, "_idle_by_order", "deadlines_are_kept", (H, 1, "crash"))
+def calls_begin_though_the_time_is_over(idle: Any) -> Any:
+    return lambda self: (self._stopping, self._stepper.halted) != (None, None)

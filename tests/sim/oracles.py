@@ -16,8 +16,26 @@ from typing import Any
 
 from refold.journal.envelope import Event
 from refold.replay.fuzz_checks import meaning
-from refold.replay.simulation import LATENCY_US
-from sim.history import ALTERING, ENDS, HELD, MEMORY, ROBBERY, TRANSACTIONAL, History, is_outcome, tell
+from sim.export_oracle import export_round_trips, log_verifies
+from sim.history import (
+    ALTERING,
+    ENDS,
+    HELD,
+    MEMORY,
+    ROBBERY,
+    TRANSACTIONAL,
+    History,
+    acts,
+    is_outcome,
+    tell,
+)
+from sim.log_oracles import (
+    calls_are_paired,
+    deadlines_are_kept,
+    rests_only_when_all_waits,
+    resuming_without_news_writes_nothing,
+    time_is_kept,
+)
 from sim.replay_oracles import conversation_is_valid, log_replays
 
 _verified: set[bytes] = set()
@@ -131,9 +149,9 @@ def log_is_that_without_redis(
 
 
 def no_effect_before_its_start(history: History) -> Iterator[str]:
-    """9. A tool acts only when its start is durable, and only for the thread's holder."""
+    """9. A tool, or a model that may act, acts only when its start is durable, and only for the thread's holder."""
     for deed in history.ledger:
-        if deed.kind == "tool":
+        if acts(deed):
             start = history.starts.get((deed.call, deed.attempt))
             if start is None or start > deed.head:
                 yield f"{tell(deed)} acted before its start was durable"
@@ -171,12 +189,12 @@ def _sorted(args: bytes) -> str:
 
 
 def unsafe_tools_act_once(history: History) -> Iterator[str]:
-    """10. A tool that is not declared repeatable acts at most once for a call."""
+    """10. A tool, or a model that may act, is asked at most once for a call unless that is declared repeatable."""
     acted: dict[str, int] = {}
     if history.unpromised:
         return
     for deed in history.ledger:
-        if deed.kind == "tool" and deed.happened and not deed.repeatable:
+        if deed.happened and not deed.repeatable:
             acted[deed.call] = acted.get(deed.call, 0) + 1
     for call, times in acted.items():
         if times > 1:
@@ -225,9 +243,7 @@ def results_tell_the_truth(history: History) -> Iterator[str]:
     """11. A recorded result was had outside, with that value; what is said not to have happened did not."""
     if history.unpromised:
         return
-    happened = {
-        (deed.call, deed.attempt): deed for deed in history.ledger if deed.kind == "tool" and deed.happened
-    }
+    happened = {(deed.call, deed.attempt): deed for deed in history.ledger if acts(deed) and deed.happened}
     for seq, body in enumerate(history.bodies, 1):
         kind = body["kind"]
         if kind not in ("tool_returned", "tool_resolved"):
@@ -248,57 +264,6 @@ def recorded_is_never_asked_again(history: History) -> Iterator[str]:
         for seq, body in history.outcomes.get(deed.call, ()):
             if seq <= deed.head:
                 yield f"{tell(deed)} acted though seq {seq} ({body['kind']}) had recorded its outcome"
-
-
-def calls_are_paired(history: History) -> Iterator[str]:
-    """11. By the log alone: attempts count up, one final outcome for each call, nothing after the end."""
-    attempts: dict[str, int] = {}
-    running: set[str] = set()
-    doubted: set[str] = set()
-    answered: set[str] = set()
-    ended = False
-    for seq, body in enumerate(history.bodies, 1):
-        kind, call = body["kind"], body.get("call", "")
-        if ended and kind not in ("run_started", "tool_resolved"):
-            yield f"seq {seq} ({kind}) comes after the end of the run"
-        if kind == "run_started":
-            ended = False
-        if kind == "run_resumed":
-            doubted |= running
-            running.clear()
-        elif kind == "tool_started":
-            if body.get("attempt", 1) != attempts.get(call, 0) + 1 or call in running or call in answered:
-                yield f"seq {seq} starts {call} out of turn"
-            if call in doubted and not _may_repeat(history, call):
-                yield f"seq {seq} starts {call} again while it is in doubt"
-            attempts[call] = body.get("attempt", 1)
-            running.add(call)
-        elif kind == "tool_in_doubt" or (kind == "tool_failed" and not body.get("final", True)):
-            running.discard(call)
-            if kind == "tool_in_doubt":
-                doubted.add(call)
-        elif kind == "tool_resolved" and body["outcome"] == "did_not_happen":
-            doubted.discard(call)
-            running.discard(call)
-        elif is_outcome(body):
-            if call in answered:
-                yield f"seq {seq} ({kind}) answers {call} once more"
-            answered.add(call)
-            running.discard(call)
-            doubted.discard(call)
-        elif kind in ENDS:
-            ended = True
-            open_calls = sorted(c for c in running | doubted if c.startswith(f"{body['run']}/"))
-            if kind == "run_finished" and open_calls:
-                yield f"run {body['run']} finished with {open_calls} open"
-            if kind == "run_cancelled" and not doubted.issuperset(open_calls):
-                yield f"run {body['run']} was cancelled, and nothing says what became of {open_calls}"
-
-
-def _may_repeat(history: History, call: str) -> bool:
-    return any(deed.call == call and deed.repeatable for deed in history.ledger) or not any(
-        deed.call == call for deed in history.ledger
-    )
 
 
 # The end
@@ -342,49 +307,6 @@ def nothing_is_left_behind(history: History) -> Iterator[str]:
                 yield f"{idle.worker} left signal {content['name']!r} behind"
             if message.kind == "approval" and content["call"] in asks:
                 yield f"{idle.worker} left the approval of {content['call']} behind"
-
-
-def resuming_without_news_writes_nothing(history: History) -> Iterator[str]:
-    """A run that rests is not written to by those who only look at it."""
-    kinds = [b["kind"] for b in history.bodies]
-    for seq in range(2, len(kinds) - 1):
-        first, second, third = kinds[seq - 2 : seq + 1]
-        rests = ("run_released", "run_parked")
-        if first in rests and second == "run_resumed" and third in rests:
-            if (
-                history.bodies[seq].get("reason") == "interrupted"
-                or history.bodies[seq - 2].get("reason") == "interrupted"
-            ):
-                continue
-            yield f"seq {seq} and {seq + 1} ({second}, {third}) record nothing but a look"
-
-
-def time_is_kept(history: History) -> Iterator[str]:
-    """A timer strikes when it is due as long as a worker is there, whatever else the run does meanwhile."""
-    if history.kinds & {
-        "pause",
-        "freeze",
-        "late",
-        "rival",
-        "twin",
-        "jump",
-        "ahead",
-        "behind",
-        "interrupt",
-        "cancel",
-    }:
-        return
-    due: dict[str, tuple[int, int]] = {}
-    for event, body in zip(history.events, history.bodies, strict=True):
-        if body["kind"] in ("timer_set", "wait_started") and body.get("due") is not None:
-            due[body["call"]] = (body["due"], event.fence)
-        elif body["kind"] == "timer_fired":
-            at, fence = due[body["call"]]
-            if body["at"] < at:
-                yield f"{body['call']} struck {at - body['at']} us early"
-            # A worker's clock is behind the database's by what the answer to its acquire took.
-            if fence == event.fence and body["at"] > at + LATENCY_US["store"] + 1_000:
-                yield f"{body['call']} struck {body['at'] - at} us late"
 
 
 def messages_are_taken_once(history: History) -> Iterator[str]:
@@ -466,12 +388,16 @@ ORACLES = (
     results_tell_the_truth,
     recorded_is_never_asked_again,
     calls_are_paired,
+    rests_only_when_all_waits,
     log_replays,
+    log_verifies,
+    export_round_trips,
     conversation_is_valid,
     every_run_ends,
     nothing_is_left_behind,
     resuming_without_news_writes_nothing,
     time_is_kept,
+    deadlines_are_kept,
     messages_are_taken_once,
     inputs_become_runs_once,
     outcome_is_that_of_the_quiet_run,

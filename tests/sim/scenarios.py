@@ -382,9 +382,71 @@ async def books(run: Run, value: Any) -> Any:
 
 BOOKS = Scenario(name="books", program=books, reply=go, transactions=True)
 
-STEADY = (ERRAND, AGENT, DOUBTS, WAITS, STUBBORN, TURNS, BOOKS)
+# Models whose providers run tools of their own inside the call
+
+CODE = {"type": "code_execution", "name": "code_execution"}
+
+
+@program
+async def acting(run: Run, value: Any) -> Any:
+    async def asked(what: str, **options: Any) -> str:
+        messages = [{"role": "user", "content": what}]
+        try:
+            return str((await run.model(messages=messages, model="m", tools=[CODE], **options)).text)
+        except ModelError as error:
+            return f"{error.kind}: {error.message}"
+
+    both = await run.gather(asked("act"), asked("look", in_doubt="retry"), tried(run, look, key="a"))
+    return [*both, await tried(run, ship, to=both[0]), await asked("act once more")]
+
+
+ACTING = Scenario(
+    name="acting",
+    program=acting,
+    models=Answers(lambda messages, asked: {"content": f"did {messages[-1]['content']}"}),
+    policy=Policy(model_attempts=3, backoff_s=0.2),
+    reply=go,
+)
+
+# A run whose time ends while it waits for a word that nobody says
+
+
+@program
+async def hurry(run: Run, value: Any) -> Any:
+    await run.gather(tried(run, pay, amount=1), tried(run, look, key="a"), run.sleep(0.1))
+    await tried(run, ship, to="me")
+    return await run.wait_for("no")
+
+
+HURRY = Scenario(
+    name="hurry", program=hurry, reply=lambda call: None if call.name == "no" else go(call), deadline_s=30.08
+)
+
+# People who look at a doubt only when the run has come to rest over it
+
+
+@program
+async def patience(run: Run, value: Any) -> Any:
+    async def later() -> Any:
+        await run.sleep(0.1)
+        return await tried(run, ship, to="later")
+
+    first = await run.gather(
+        tried(run, pay, amount=1),
+        tried(run, look, key="a"),
+        later(),
+        run.wait_for("go"),
+        tried(run, brew, what="tea"),
+    )
+    return [*first, await tried(run, pay, amount=2)]
+
+
+PATIENCE = Scenario(name="patience", program=patience, reply=go, patient=True, latency_us={"brew": 900_000})
+
+STEADY = (ERRAND, AGENT, DOUBTS, WAITS, STUBBORN, TURNS, BOOKS, PATIENCE)
 """Scenarios whose runs mean the same whatever the order of what is done side by side."""
 STEADY_NAMES = frozenset(scenario.name for scenario in STEADY)
-ENDS_IN_FAILURE = frozenset({"stubborn"})
-RESTLESS = (FICKLE, SHARED, TOLD)
+ENDINGS = {"stubborn": "failed", "hurry": "cancelled"}
+"""How a scenario's last run ends when nothing goes wrong, where it gives no output."""
+RESTLESS = (FICKLE, SHARED, TOLD, ACTING, HURRY)
 ALL = {scenario.name: scenario for scenario in (*STEADY, *RESTLESS)}

@@ -11,7 +11,8 @@ from fuzz_report import record
 from refold.replay.odometer import Placed
 from refold.replay.simulation import CACHE_FAULTS
 from sim.explore import exhaust, is_of_cache, play, quiet_run
-from sim.mutants import MUTANTS, Hunt, Mutant
+from sim.mutant import Hunt, Mutant
+from sim.mutants import MUTANTS
 from sim.scenarios import ALL
 
 CACHE = {fault for kind in CACHE_FAULTS.values() for fault in kind}

@@ -35,6 +35,8 @@ HISTORIES = [
     ("BOOKS", {"w1.commit 1.1.1": "rival"}),
     # People had said all they know while the calls were still left alone; worker after worker came to look.
     ("BOOKS", {"w1.commit 1.1.1": "twin", "w3.append.answer#2": "twin"}),
+    # A repeatable call that the next worker ran again was a fault of the log to whoever verified it.
+    ("ERRAND", {"w1.append.answer#3": "crash"}),
 ]
 
 

@@ -1,0 +1,132 @@
+"""What must hold of a log by itself: the order of its events, and the times that they keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from refold.replay.simulation import LATENCY_US
+from sim.history import ENDS, STARTS, History, is_outcome
+
+DISTURBING = frozenset({"pause", "freeze", "late", "rival", "twin", "jump", "ahead", "behind", "interrupt"})
+"""Faults after which the times in a log are not those of the database's clock, or of nobody's."""
+
+ASKS = STARTS | {"timer_set", "wait_started", "approval_requested"}
+"""Events by which a call begins."""
+
+
+def calls_are_paired(history: History) -> Iterator[str]:
+    """11. By the log alone: attempts count up, one final outcome for each call, nothing after the end."""
+    attempts: dict[str, int] = {}
+    running: set[str] = set()
+    doubted: set[str] = set()
+    answered: set[str] = set()
+    ended = False
+    for seq, body in enumerate(history.bodies, 1):
+        kind, call = body["kind"], body.get("call", "")
+        if ended and kind not in ("run_started", "tool_resolved"):
+            yield f"seq {seq} ({kind}) comes after the end of the run"
+        if kind == "run_started":
+            ended = False
+        if kind == "run_resumed":
+            doubted |= running
+            running.clear()
+        elif kind in STARTS:
+            if body.get("attempt", 1) != attempts.get(call, 0) + 1 or call in running or call in answered:
+                yield f"seq {seq} starts {call} out of turn"
+            if call in doubted and not _may_repeat(history, call):
+                yield f"seq {seq} starts {call} again while it is in doubt"
+            attempts[call] = body.get("attempt", 1)
+            running.add(call)
+        elif kind == "tool_in_doubt" or (
+            kind in ("tool_failed", "model_failed") and not body.get("final", True)
+        ):
+            running.discard(call)
+            if kind == "tool_in_doubt":
+                doubted.add(call)
+        elif kind == "tool_resolved" and body["outcome"] == "did_not_happen":
+            doubted.discard(call)
+            running.discard(call)
+        elif is_outcome(body):
+            if call in answered:
+                yield f"seq {seq} ({kind}) answers {call} once more"
+            answered.add(call)
+            running.discard(call)
+            doubted.discard(call)
+        elif kind in ENDS:
+            ended = True
+            open_calls = sorted(c for c in running | doubted if c.startswith(f"{body['run']}/"))
+            if kind == "run_finished" and open_calls:
+                yield f"run {body['run']} finished with {open_calls} open"
+            if kind == "run_cancelled" and not doubted.issuperset(open_calls):
+                yield f"run {body['run']} was cancelled, and nothing says what became of {open_calls}"
+
+
+def _may_repeat(history: History, call: str) -> bool:
+    return any(deed.call == call and deed.repeatable for deed in history.ledger) or not any(
+        deed.call == call for deed in history.ledger
+    )
+
+
+def rests_only_when_all_waits(history: History) -> Iterator[str]:
+    """A run parks or waits only when nothing of it is under way: what one call is in doubt about stops no other."""
+    running: set[str] = set()
+    for seq, body in enumerate(history.bodies, 1):
+        kind = body["kind"]
+        if kind in STARTS:
+            running.add(body["call"])
+        elif kind in ("run_started", "run_resumed"):
+            running.clear()
+        elif kind == "run_parked" or (kind == "run_released" and body["reason"] == "waiting"):
+            if running and not history.unpromised:
+                yield f"seq {seq} ({kind}) while {sorted(running)} were under way"
+        elif "call" in body:
+            running.discard(body["call"])
+
+
+def resuming_without_news_writes_nothing(history: History) -> Iterator[str]:
+    """A run that rests is not written to by those who only look at it."""
+    kinds = [b["kind"] for b in history.bodies]
+    for seq in range(2, len(kinds) - 1):
+        first, second, third = kinds[seq - 2 : seq + 1]
+        rests = ("run_released", "run_parked")
+        if first in rests and second == "run_resumed" and third in rests:
+            if (
+                history.bodies[seq].get("reason") == "interrupted"
+                or history.bodies[seq - 2].get("reason") == "interrupted"
+            ):
+                continue
+            yield f"seq {seq} and {seq + 1} ({second}, {third}) record nothing but a look"
+
+
+def time_is_kept(history: History) -> Iterator[str]:
+    """A timer strikes when it is due as long as a worker is there, whatever else the run does meanwhile."""
+    if history.kinds & (DISTURBING | {"cancel"}):
+        return
+    due: dict[str, tuple[int, int]] = {}
+    for event, body in zip(history.events, history.bodies, strict=True):
+        if body["kind"] in ("timer_set", "wait_started") and body.get("due") is not None:
+            due[body["call"]] = (body["due"], event.fence)
+        elif body["kind"] == "timer_fired":
+            at, fence = due[body["call"]]
+            if body["at"] < at:
+                yield f"{body['call']} struck {at - body['at']} us early"
+            # A worker's clock is behind the database's by what the answer to its acquire took.
+            if fence == event.fence and body["at"] > at + LATENCY_US["store"] + 1_000:
+                yield f"{body['call']} struck {body['at'] - at} us late"
+
+
+def deadlines_are_kept(history: History) -> Iterator[str]:
+    """A run is cancelled for its deadline only when that has passed, and from then on nothing of it begins."""
+    due: dict[str, int] = {}
+    for seq, (event, body) in enumerate(zip(history.events, history.bodies, strict=True), 1):
+        kind = body["kind"]
+        if kind == "run_started" and body.get("due") is not None:
+            due[body["run"]] = body["due"]
+        elif kind == "cancel_requested" and body.get("by") == "deadline":
+            if event.recorded_at < due[body["run"]]:
+                early_us = due[body["run"]] - event.recorded_at
+                yield f"seq {seq} cancels {body['run']} {early_us} us before its deadline"
+        elif kind in ASKS and not history.kinds & DISTURBING:
+            at = due.get(body["call"].partition("/")[0])
+            if at is not None and body["at"] > at + LATENCY_US["store"] + 1_000:
+                yield f"seq {seq} ({kind}) begins {body['at'] - at} us after the deadline"
