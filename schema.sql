@@ -469,6 +469,8 @@ begin
    where t.thread = p_thread
   returning t.fence, t.head, t.head_hash, t.state into fence, head, head_hash, state;
   outcome := 'acquired';
+  -- Whoever had it last; not to the holder itself, who may ask again since its answer was lost.
+  name := case when v_row.holder = p_holder then null else v_row.holder_name end;
 end $$;
 
 -- False if the fence is not current.

@@ -15,6 +15,7 @@ from msgspec import Struct
 from ..replay.attempt import contained
 from ..replay.errors import ToolError
 from ..replay.outcomes import ToolRaised
+from ..replay.under_way import carry_on
 from .workers import Workers
 
 _workers = Workers()
@@ -86,6 +87,7 @@ async def _in_thread(function: Callable[..., Any], kwargs: Mapping[str, Any], na
     loop = asyncio.get_running_loop()
     waiter: asyncio.Future[_Outcome] = loop.create_future()
     context = contextvars.copy_context()
+    carried = carry_on()
 
     def deliver(outcome: _Outcome) -> None:
         if not waiter.done():
@@ -96,6 +98,9 @@ async def _in_thread(function: Callable[..., Any], kwargs: Mapping[str, Any], na
             outcome = _Outcome(context.run(function, **kwargs))
         except BaseException as error:  # noqa: BLE001 - see _guarded
             outcome = _Outcome(error=error)
+        finally:
+            if carried is not None:
+                carried.over()
         return lambda: tell(outcome)
 
     def tell(outcome: _Outcome) -> None:
@@ -106,6 +111,8 @@ async def _in_thread(function: Callable[..., Any], kwargs: Mapping[str, Any], na
     try:
         _workers.start(work, name=f"refold tool {name}")
     except RuntimeError as error:
+        if carried is not None:
+            carried.over()
         raise ToolError(
             f"no thread could be started for tool {name!r}: {error}", error_type="ToolNotStarted"
         ) from None

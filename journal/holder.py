@@ -12,6 +12,8 @@ import functools
 import os
 from pathlib import Path
 
+from msgspec import Struct
+
 _PROC = Path("/proc")
 
 
@@ -38,17 +40,38 @@ def _started(pid: int) -> str | None:
     return None if state in "ZX" else started
 
 
-def describe(buried_since: int = 0) -> str:
+@functools.cache
+def _own_start(pid: int) -> str | None:
+    return _started(pid)
+
+
+class Row(Struct, frozen=True):
     """
-    This process, for `is_dead` to look for; empty where it could not be found again.
+    An unbroken row of a thread's holders, by their fences, none of whom can act unknown to us.
+
+    They provably died, or were this very process, which knows what it does.
+    """
+
+    first: int
+    last: int
+
+    def before(self, fence: int) -> int:
+        """The first fence of the row if it reaches up to the holder just before *fence*, else 0."""
+        return self.first if self.last == fence - 1 else 0
+
+
+def describe(row: Row | None = None) -> str:
+    """
+    This process, for others to look for; empty where it could not be found again.
 
     Args:
-        buried_since: What `buried_since` is to tell whoever takes the thread from this holder.
+        row: What it knows of the holders before, for whoever takes the thread from it: a holder that dies before it
+            has written anything would otherwise take that along.
     """
-    place, started = _place(), _started(os.getpid())
+    place, started = _place(), _own_start(os.getpid())
     if not (place and started):
         return ""
-    return f"{place}/{os.getpid()}/{started}" + (f"/{buried_since}" if buried_since else "")
+    return f"{place}/{os.getpid()}/{started}" + (f"/{row.first}-{row.last}" if row else "")
 
 
 def is_dead(holder: str) -> bool:
@@ -60,14 +83,10 @@ def is_dead(holder: str) -> bool:
     return pid.isdigit() and _started(int(pid)) != rest.partition("/")[0]
 
 
-def buried_since(holder: str) -> int:
-    """
-    The first fence from which on every holder before this one was known to be dead; 0 if the one before was not.
-
-    A holder that dies before it has written anything would otherwise take with it what it knew of those before.
-    """
-    place = _place()
-    if place is None or not holder.startswith(f"{place}/"):
-        return 0
-    since = holder[len(place) + 1 :].split("/")[2:]
-    return int(since[0]) if since and since[0].isdigit() else 0
+def row_of(holder: str, fence: int) -> Row | None:
+    """The row that ends with *holder*, who had *fence*; None if it may be alive elsewhere."""
+    here = describe()
+    if not (is_dead(holder) or (here and f"{holder}/".startswith(f"{here}/"))):
+        return None
+    first, _, last = "".join(holder[len(f"{_place()}/") :].split("/")[2:3]).partition("-")
+    return Row(int(first) if first and last == str(fence - 1) else fence, fence)

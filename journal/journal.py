@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 from .bells import Bells
 from .envelope import Event, check_thread_id
 from .errors import StoreUnavailable, ThreadBusy, ThreadNotFound, UsageError
-from .holder import buried_since, is_dead
+from .holder import Row, is_dead, row_of
 from .holder import describe as describe_holder
 from .hot_state import Counts, HotState, fold_history
 from .link import Cache, Link
@@ -49,6 +49,7 @@ LEASE_TTL_S = 30.0
 PATIENCE_S = 15.0
 FLUSH_S = 1.0
 HISTORY_PAGE = 2000
+ROWS_MAX = 4096
 
 T = TypeVar("T")
 
@@ -97,6 +98,8 @@ class Journal:
         self._closed = False
         self._left_behind: dict[str, int] = {}
         """Fences, by thread, of leases of this process that could not be given back."""
+        self._rows: dict[str, Row] = {}
+        """What it knows of the holders of the threads it took last, to be told on with its name."""
 
     @classmethod
     def open(
@@ -213,31 +216,35 @@ class Journal:
         # One holder id for all the retries: an acquire whose answer was lost finds itself the holder.
         holder = self.sources.new_id()
         granted_s = 0.0
-        buried = since = 0
+        row = self._rows.get(thread)
 
-        def ask(robbed: int | None) -> Lease | Busy:
+        def ask(robbed: int | None = None) -> Lease | Busy:
             nonlocal granted_s
             granted_s = self.sources.monotonic_s()
             return self.store.acquire(
-                thread, holder=holder, ttl_s=self.lease_ttl_s, name=describe_holder(since), steal=robbed
+                thread, holder=holder, ttl_s=self.lease_ttl_s, name=describe_holder(row), steal=robbed
             )
 
         def take() -> Tenure:
-            nonlocal buried, since
+            nonlocal row
+            told = row
             try:
-                lease = ask(None)
+                lease = ask()
             except ThreadNotFound:
                 if not create:
                     raise
                 self.store.create(thread)
-                lease = ask(None)
-            if isinstance(lease, Busy) and is_dead(lease.name):
-                # Kept for the retries: the answer to the taking itself may be lost.
-                buried = lease.fence
-                since = buried_since(lease.name) or lease.fence
-            own = self._left_behind.get(thread)
-            if isinstance(lease, Busy) and (lease.fence in (buried, own) or steal):
-                lease = ask(lease.fence)
+                lease = ask()
+            if isinstance(lease, Busy):
+                # What is learnt is kept for the retries: the answer to the taking itself may be lost.
+                told = row = row_of(lease.name, lease.fence) or row
+                if steal or lease.fence == self._left_behind.get(thread) or is_dead(lease.name):
+                    lease = ask(lease.fence)
+            if isinstance(lease, Lease):
+                row = row_of(lease.before, lease.fence - 1) or row
+                if lease.left_open and row != told:
+                    # Only the answer told who was there before, and whoever comes next is to learn it too.
+                    lease = ask()
             if isinstance(lease, Busy):
                 raise ThreadBusy(thread, remaining_s=lease.remaining_s)
             self._left_behind.pop(thread, None)
@@ -248,11 +255,11 @@ class Journal:
                 release=self._release,
                 transact=self._transact,
                 sources=self.sources,
-                rival=lease.fence > 1,
-                buried_since=since if lease.fence == buried + 1 else 0,
+                known_since=row.before(lease.fence) if row else 0,
             )
 
         tenure = self._patiently(take)
+        self._remember(thread, Row(tenure.known_since or tenure.fence, tenure.fence))
         self._renewer.watch(tenure)
         return tenure
 
@@ -404,6 +411,12 @@ class Journal:
             self._link.close()
         self._bells.close()
         self.store.close()
+
+    def _remember(self, thread: str, row: Row) -> None:
+        self._rows.pop(thread, None)
+        self._rows[thread] = row
+        if len(self._rows) > ROWS_MAX:
+            del self._rows[next(iter(self._rows))]
 
     def _committed(self, append: Append, result: AppendResult) -> None:
         if result.outcome in (Outcome.APPENDED, Outcome.DUPLICATE):

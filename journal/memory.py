@@ -143,6 +143,7 @@ class MemoryStore:
                 raise ThreadSealed(thread)
             now_us = self._sources.now_us()
             left_open = row.holder is not None
+            before = "" if row.holder == holder else row.holder_name
             if row.holder != holder:
                 if row.holder is not None and row.lease_until > now_us and row.fence != steal:
                     return Busy((row.lease_until - now_us) / 1e6, row.fence, row.holder_name)
@@ -160,6 +161,7 @@ class MemoryStore:
                 ttl_s=ttl_s,
                 left_open=left_open,
                 now_us=now_us,
+                before=before,
             )
 
     def renew(self, thread: str, *, fence: int, ttl_s: float) -> bool:

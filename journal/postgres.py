@@ -202,6 +202,7 @@ class PostgresStore(Admitting):
             ttl_s=ttl_s,
             left_open=left_open,
             now_us=now_us,
+            before=holder_name or "",
         )
 
     def renew(self, thread: str, *, fence: int, ttl_s: float) -> bool:

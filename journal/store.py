@@ -78,6 +78,8 @@ class Lease(Struct, frozen=True, kw_only=True):
     """Whether the holder before had not given it back: it crashed, hangs, or was robbed."""
     now_us: int
     """The database's clock at the grant, microseconds since the epoch."""
+    before: str = ""
+    """What the holder before called itself, however its time ended; empty in the answer to a repeated call."""
 
 
 class Busy(Struct, frozen=True):

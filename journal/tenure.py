@@ -41,9 +41,8 @@ class Tenure:
         head_hash: Its chain hash.
         state: The thread's state as last recorded.
         ttl_s: How long each renewal makes the lease last, seconds.
-        rival: Whether a holder before may still be alive somewhere, its tools acting without the right to write.
-        buried_since: First fence of the unbroken row of holders just before this one that provably died, and with
-            them their tools; 0 if the one before may live.
+        known_since: First fence of the unbroken row of holders just before this one that provably died, and with
+            them their tools, or were this very process; 0 if the one before may be alive elsewhere.
     """
 
     def __init__(
@@ -55,8 +54,7 @@ class Tenure:
         release: Callable[[str, int, int], Release],
         sources: Sources,
         transact: Transact | None = None,
-        rival: bool = False,
-        buried_since: int = 0,
+        known_since: int = 0,
     ) -> None:
         self.thread = lease.thread
         self.fence = lease.fence
@@ -64,8 +62,7 @@ class Tenure:
         self.head_hash = lease.head_hash
         self.state = lease.state
         self.ttl_s = lease.ttl_s
-        self.rival = rival
-        self.buried_since = buried_since
+        self.known_since = known_since
         self._epoch_us = lease.now_us
         self._epoch_s = sources.monotonic_s()
         self._writer = writer

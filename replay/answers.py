@@ -78,7 +78,7 @@ class Given(Struct, frozen=True, kw_only=True):
             yield f"{first}sent{about}: {said}; the next 'refold resume' or run of the thread takes it"
         if self.later and not self.taken:
             yield (
-                "its worker may still be alive and at it: this is taken when the tool's time-out is over; "
+                "its worker may still be alive and at it: this is taken when the call's time-out is over; "
                 "with --force at once, if you know that nobody is at it"
             )
 
@@ -162,7 +162,7 @@ def resolve(
     )
     why = _no_doubt(info, found, call, attempt)
     given = _answer(journal, info, status, resolution_key(call, attempt, forced=force), content, call, why)
-    at_large = found is not None and found.name != "" and (found.at_large or found.status == "started")
+    at_large = found is not None and (found.at_large or found.status == "started")
     return structs.replace(given, later=did_not_happen and at_large and not force)
 
 

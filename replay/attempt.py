@@ -9,16 +9,21 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from ..journal import codec
-from ..journal.errors import MissingExtra
+from ..journal.errors import MissingExtra, StoreError
 from ..journal.sources import Sources
 from .commands import Call, ModelCall, StepCall, ToolCall
 from .errors import ModelError
 from .outcomes import ToolRaised
 from .ports import ToolContext
 from .recording import Completion
+from .under_way import UnderWay
 
 contained: contextvars.ContextVar[bool] = contextvars.ContextVar("refold_contained", default=False)
 """Whether the current task was made for what it runs, and whatever that cancels or raises stays in it."""
+
+
+class NotBegun(Exception):
+    """An attempt whose start is recorded did not begin, and must not any more."""
 
 
 class Surroundings(Protocol):
@@ -30,10 +35,16 @@ class Surroundings(Protocol):
         """A call is to be over by *deadline_s*, or is over."""
 
     async def allowed(self, call: Call) -> None:
-        """Return when this worker may act for *call*; never, if it may not."""
+        """Return when this worker may act for *call*; never, if it may not. Raises `NotBegun` if it is too late."""
+
+    def under_way(self, call: Call) -> UnderWay:
+        """What tells this process that the call is being made."""
 
     def timeout_of(self, call: Call) -> float:
         """Seconds an attempt may take."""
+
+    def left_s(self, call: Call) -> float:
+        """Seconds an attempt that is begun now may take."""
 
     def context(self, call: Call, attempt: int, left_s: float, beat: Callable[[], None]) -> ToolContext:
         """What a tool is told of its call."""
@@ -84,7 +95,7 @@ class Attempt:
         self._number = number
         self._over = over
         self._started_s = self._beat_s = surroundings.sources.monotonic_s()
-        self._deadline_s = self._started_s + surroundings.timeout_of(call)
+        self._deadline_s = self._started_s + surroundings.left_s(call)
         self._timer: asyncio.TimerHandle | None = None
         self._begun = self._expired = self._dropped = False
         self._closer: asyncio.Task[None] | None = None
@@ -114,8 +125,7 @@ class Attempt:
         except BaseException as error:  # an exit or a cancellation of its own making too
             if not self._stepped():
                 raise GeneratorExit from None
-            if isinstance(error, MissingExtra) and not isinstance(call.command, ToolCall):
-                # No outcome of the call: the run stops as it is and goes on when the part is installed.
+            if self._no_outcome(error):
                 raise
             stopped = isinstance(error, asyncio.CancelledError) and not self._expired
             if stopped and (self._closer is not None or await self._from_outside()):
@@ -143,9 +153,13 @@ class Attempt:
             left_s = self._deadline_s - self._beat_s
             context = surroundings.context(self._call, self._number, left_s, self._beat)
             contained.set(True)
-            return await command.tool.call(codec.decode(command.args), context)
+            with surroundings.under_way(self._call):
+                return await command.tool.call(codec.decode(command.args), context)
         if isinstance(command, ModelCall):
-            return await surroundings.ask_model(self._call.id, command)
+            if command.in_doubt is None:
+                return await surroundings.ask_model(self._call.id, command)
+            with surroundings.under_way(self._call):
+                return await surroundings.ask_model(self._call.id, command)
         assert isinstance(command, StepCall)
         return await _run_step(command)
 
@@ -153,7 +167,15 @@ class Attempt:
         """Whether the loop runs this task, rather than somebody clearing away what a closed loop left."""
         return asyncio._get_running_loop() is self._loop and asyncio.current_task() is self._task
 
+    def _no_outcome(self, error: BaseException) -> bool:
+        """Whether the run stops as it is, to go on when a part is installed or the store is back."""
+        if isinstance(error, MissingExtra):
+            return not isinstance(self._call.command, ToolCall)
+        return isinstance(error, StoreError) and not self._begun
+
     def _failure(self, error: BaseException) -> Completion:
+        if isinstance(error, NotBegun):
+            return Completion(begun=False)
         if self._expired and isinstance(error, asyncio.CancelledError | TimeoutError):
             return Completion(error=self._overdue(), timed_out=True)
         if isinstance(error, Exception):

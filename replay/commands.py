@@ -89,7 +89,19 @@ class Phase(Enum):
 class Call:
     """One command that has been asked and not yet answered."""
 
-    __slots__ = ("attempt", "branch", "command", "due", "failures", "id", "key", "path", "phase", "retry_at")
+    __slots__ = (
+        "asked_us",
+        "attempt",
+        "branch",
+        "command",
+        "due",
+        "failures",
+        "id",
+        "key",
+        "path",
+        "phase",
+        "retry_at",
+    )
 
     def __init__(self, path: str, call_id: str, command: Command, branch: Branch) -> None:
         self.path = path
@@ -104,6 +116,8 @@ class Call:
         self.key: str | None = None
         self.due: int | None = None
         self.retry_at: int | None = None
+        self.asked_us = 0
+        """When the start of the attempt under way was made, by the host's clock: before it was recorded."""
 
     def describe(self) -> str:
         """One line for people: what is asked."""

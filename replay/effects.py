@@ -17,14 +17,17 @@ from ..journal.envelope import NewEvent
 from ..journal.errors import LeaseLost, RefoldError, StoreError
 from ..journal.journal import Journal
 from ..journal.tenure import Tenure
-from .commands import Call, ModelCall, ToolCall
+from .attempt import NotBegun
+from .commands import Call, ModelCall, Phase, ToolCall
 from .door import checked_reply
 from .errors import ModelError
 from .events import decode_bytes
+from .holds import LATE_S
 from .inbox import Resolution, encode_message, resolution_key
 from .outcomes import Reconciled, ToolRaised, Unknown
 from .ports import Delta, MakeContext, ModelClient, StreamingClient, ToolContext
 from .recording import Completion, late_resolution, rolled_back, unrecorded_resolution
+from .under_way import UnderWay, begin
 
 STOP_GRACE_S = 1.0
 """How long an async tool gets to come to its end after it was cancelled."""
@@ -138,6 +141,7 @@ class Effects:
         self.leaving = leaving
         self._left_s = left_s
         self._deadlines: dict[str, float] = {}
+        self._timed_out: set[tuple[str, int]] = set()
 
     async def transact(self, call: Call, attempt: int, event_of: EventOf) -> NewEvent | None:
         """
@@ -208,10 +212,23 @@ class Effects:
     # Attempts
 
     async def allowed(self, call: Call) -> None:
-        """Return when this worker may act for *call*; never, if it may not."""
+        """Return when this worker may act for *call*; never, if it may not. Raises `NotBegun` if it is too late."""
         if isinstance(call.command, ToolCall):
             await self._alone(call)
-        await self._still_ours()
+        started = call.phase is Phase.STARTED
+        try:
+            await self._still_ours()
+        except StoreError as error:
+            if started:
+                raise NotBegun from error
+            raise
+        # A rival leaves it alone for its time and no longer, counted from the recorded start.
+        if started and self._late_s(call) > max(LATE_S, self.timeout_of(call) / 2):
+            raise NotBegun
+
+    def under_way(self, call: Call) -> UnderWay:
+        """What tells this process that the call is being made."""
+        return begin((self._journal.identity, self._tenure.thread, self._tenure.fence, call.id))
 
     async def ask_model(self, call_id: str, command: ModelCall) -> Any:
         """The model's reply, complete."""
@@ -263,10 +280,10 @@ class Effects:
             self._send(resolution)
 
     def pass_on(self, events: Sequence[NewEvent]) -> None:
-        """Outcomes that this worker may not record any more go into the inbox too."""
+        """Outcomes that this worker may not record any more go into the inbox too; a time-out is none."""
         for event in events:
             resolution = unrecorded_resolution(decode_bytes(event.body))
-            if resolution is not None:
+            if resolution is not None and (resolution.call, resolution.attempt) not in self._timed_out:
                 self._send(resolution)
 
     def _send(self, resolution: Resolution) -> None:
@@ -337,8 +354,11 @@ class Effects:
             error=completion.error,
             latency_us=round((self.sources.monotonic_s() - started_s) * 1e6),
             timed_out=completion.timed_out,
+            begun=completion.begun,
         )
-        if not self._complete(call, attempt, timed) and not completion.timed_out:
+        if completion.timed_out:
+            self._timed_out.add((call.id, attempt))
+        if not self._complete(call, attempt, timed) and completion.begun and not completion.timed_out:
             self._send_late(call, attempt, timed)
 
     def timeout_of(self, call: Call) -> float:
@@ -348,6 +368,14 @@ class Effects:
             return command.tool.timeout_s
         limits = self._world.limits
         return limits.model_timeout_s if isinstance(command, ModelCall) else limits.step_timeout_s
+
+    def left_s(self, call: Call) -> float:
+        """Seconds an attempt that is begun now may take."""
+        late_s = self._late_s(call) - LATE_S if call.phase is Phase.STARTED else 0.0
+        return self.timeout_of(call) - max(0.0, late_s)
+
+    def _late_s(self, call: Call) -> float:
+        return (self._tenure.now_us() - call.asked_us) / 1e6
 
     def watch(self, path: str, deadline_s: float | None) -> None:
         """Renewal goes on while every call is within its time and a grace."""

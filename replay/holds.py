@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from .commands import Call
 from .host import Host
 
+LATE_S = 1.0
+"""How much later than its start was made a call may begin and have its whole time: a hold is so much longer."""
+
 
 class Holds:
     """

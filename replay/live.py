@@ -24,6 +24,7 @@ from .effects import Effects, Limits, World
 from .events import VERSIONS, decode_bytes, encode_body, kind_of
 from .recording import Completion
 from .session import Session
+from .under_way import UnderWay
 
 __all__ = ["Limits", "LiveHost", "World"]
 
@@ -90,7 +91,9 @@ class LiveHost:
         future.add_done_callback(lambda done: self._post(lambda: self._appended(done, count)))
 
     def perform(self, call: Call, attempt: int) -> None:
-        """Begin an effect as a task of the loop."""
+        """Begin an effect as a task of the loop; nothing begins when nobody drives the session any more."""
+        if self._detached:
+            return
         self._running[call.path] = Attempt(
             self._effects,
             call,
@@ -152,6 +155,10 @@ class LiveHost:
         finished is recorded; then the cancellation goes on.
         """
         self._session = session
+        with UnderWay((self._journal.identity, self._tenure.thread, self._tenure.fence, "")):
+            await self._drive(begin)
+
+    async def _drive(self, begin: Callable[[], None]) -> None:
         poller = self._loop.create_task(self._poll())
         self._tenure.on_lost(lambda: self._post(self._lost))
         try:

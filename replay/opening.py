@@ -14,8 +14,8 @@ from msgspec import Raw, Struct
 from ..journal.errors import UsageError
 from ..journal.store import Message
 from . import events as ev
-from .commands import ToolCall
-from .holds import Holds
+from .commands import Command, ModelCall, ToolCall
+from .holds import LATE_S, Holds
 from .host import Host
 from .inbox import Input, Resolution, decode_message, resolution_event
 from .interpreter import Interpreter
@@ -126,10 +126,10 @@ def take_up_run(
     messages: list[Message],
     host: Host,
     policy: Policy,
+    over: Callable[[int, str], bool],
+    model_timeout_s: float,
     accept: bool = False,
     release: bool = False,
-    rival: bool = False,
-    buried_since: int = 0,
 ) -> Opened:
     """
     Go on with an unfinished *run* of *thread*.
@@ -141,10 +141,11 @@ def take_up_run(
         messages: The thread's inbox.
         host: Performs what the session asks.
         policy: Failures and time.
+        over: Whether nothing can be at this call (fence of its start, call id) any more. What a worker that may be
+            alive may be at is left alone until its time is over.
+        model_timeout_s: How long a model call may take.
         accept: Accept changed requests between the recorded definition and the program's, and record that.
         release: Go on with a run that was parked for killing its workers.
-        rival: A worker before may still be alive: leave its calls alone until their time is over.
-        buried_since: From this fence on, the workers before are known to be dead; 0 if the last of them is not.
 
     Raises:
         UsageError: The run belongs to another program.
@@ -170,7 +171,7 @@ def take_up_run(
             "then let it go on with 'refold resume --release'"
         )
         return Opened(session, lambda: session.park(reason))
-    session.holds = Holds(host, _holds(thread, run, interpreter, rival, buried_since))
+    session.holds = Holds(host, _holds(thread, run, interpreter, over, model_timeout_s))
     accepted: ev.DivergenceAccepted | None = None
     if pair is not None and pair[0] != pair[1] and pair not in run.accepted:
         accepted = ev.DivergenceAccepted(
@@ -180,29 +181,36 @@ def take_up_run(
 
 
 def _holds(
-    thread: Thread, run: RunState, interpreter: Interpreter, rival: bool, buried_since: int
+    thread: Thread,
+    run: RunState,
+    interpreter: Interpreter,
+    over: Callable[[int, str], bool],
+    model_timeout_s: float,
 ) -> dict[str, int]:
     """Until when, by the database's clock, a worker that is still alive may be at the calls it has started."""
     holds: dict[str, int] = {}
     for call in interpreter.pending.values():
-        command, recorded = call.command, run.open.get(call.id)
-        if (
-            isinstance(command, ToolCall)
-            and recorded is not None
-            and call.attempt
-            and not command.tool.read_only
-            and (
-                recorded.at_large
-                or (
-                    rival
-                    and recorded.status == "started"
-                    and not 0 < buried_since <= thread.fences[recorded.seq - 1]
-                )
-            )
-        ):
+        recorded, timeout_s = run.open.get(call.id), _may_take_s(call.command, model_timeout_s)
+        if recorded is None or not call.attempt or timeout_s is None:
+            continue
+        begun = recorded.at_large or recorded.status == "started"
+        # Imported events carry no fence: whoever adopted the thread knows that it goes on nowhere else.
+        if begun and (fence := thread.fences[recorded.seq - 1]) and not over(fence, call.id):
             started_us = thread.recorded_at[recorded.seq - 1]
-            holds[call.path] = started_us + round(command.tool.timeout_s * 1e6)
+            holds[call.path] = started_us + round((timeout_s + LATE_S) * 1e6)
     return holds
+
+
+def _may_take_s(command: Command, model_timeout_s: float) -> float | None:
+    """How long a call that acts may do so after its start; None if it does no harm beside another attempt."""
+    match command:
+        case ToolCall(tool=tool) if not tool.read_only and not tool.transactional:
+            # The transaction of a worker without the lease cannot commit.
+            return tool.timeout_s
+        case ModelCall() if command.in_doubt is not None:
+            return model_timeout_s
+        case _:
+            return None
 
 
 def _late_resolutions(

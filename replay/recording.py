@@ -44,12 +44,17 @@ class Policy(Struct, frozen=True, kw_only=True):
 
 
 class Completion(Struct, frozen=True):
-    """What came of performing a call: a value, or an error; `timed_out` when it was given up, outcome unknown."""
+    """
+    What came of performing a call: a value, or an error.
+
+    `timed_out` when it was given up, outcome unknown; not `begun` when its start is recorded and nothing was done.
+    """
 
     value: Any = None
     error: BaseException | None = None
     latency_us: int = 0
     timed_out: bool = False
+    begun: bool = True
 
 
 def beginning(call: Call, *, at: int, now_us: int) -> ev.EventBody | None:
@@ -102,6 +107,8 @@ def idempotency_key(uid: str, call_id: str) -> str:
 
 def outcome(call: Call, done: Completion, *, at: int, now_us: int, policy: Policy) -> ev.EventBody:
     """The event that records what came of a call."""
+    if not done.begun:
+        return unbegun(call, at=at)
     match call.command:
         case ModelCall():
             return _model_outcome(call, call.command, done, at, now_us, policy)

@@ -30,6 +30,7 @@ from .program import Program
 from .rebuild import Thread, load
 from .recording import Policy, recordable
 from .status import OpenCall, RunState, ThreadStatus
+from .under_way import acts
 from .usage import Totals
 
 Observe = Callable[[int, ev.EventBody], None]
@@ -338,11 +339,16 @@ class Runner:
             messages=messages,
             host=host,
             policy=self._policy,
+            over=partial(self._over, tenure),
+            model_timeout_s=self._world.limits.model_timeout_s,
             accept=wish.accept,
             release=wish.release,
-            rival=tenure.rival,
-            buried_since=tenure.buried_since,
         )
+
+    def _over(self, tenure: Tenure, fence: int, call: str) -> bool:
+        """Whether the holder of that fence is known, and nothing of its call runs."""
+        known = fence == tenure.fence or 0 < tenure.known_since <= fence
+        return known and not acts(self._journal.identity, self._thread, fence, call)
 
     def _read(self, tenure: Tenure) -> tuple[Thread, list[Message]]:
         thread = self._journal.fold_history(tenure, partial(load, self._thread))

@@ -296,6 +296,7 @@ class Session:
 
     def _start(self, call: Call) -> None:
         # Held first: what the emitted start lets begin comes after it.
+        call.asked_us = self._host.now_us()
         self._gate.hold(self._outbox.head + 1, call)
         self._emit(start(call, at=self._outbox.last_at, uid=self.interpreter.uid))
 

@@ -63,6 +63,7 @@ class Effects:
         self._fail = fail
         self._transaction: Transaction | None = None
         self._abandoned: set[tuple[str, int]] = set()
+        self._timed_out: set[tuple[str, int]] = set()
 
     def perform(self, call: Call, attempt: int) -> None:
         """Begin an effect."""
@@ -232,6 +233,9 @@ class Effects:
             return Completion(error=error)
 
     def _outcome(self, call: Call, attempt: int, done: Completion) -> None:
+        if done.timed_out:
+            self._timed_out.add((call.id, attempt))
+
         def arrive(fault: str) -> None:
             taken = not self.over and self._enter(lambda: self._session.completed(call.path, attempt, done))
             if not taken and not done.timed_out:
@@ -250,7 +254,7 @@ class Effects:
         """What a worker that has lost its lease may not record any more goes into the inbox."""
         for event in events:
             resolution = unrecorded_resolution(decode_bytes(event.body))
-            if resolution is not None:
+            if resolution is not None and (resolution.call, resolution.attempt) not in self._timed_out:
                 self._post(resolution)
 
     def _post(self, resolution: Resolution) -> None:

@@ -42,6 +42,9 @@ class Owner(Protocol):
     def left(self, worker: Any, how: Left) -> None:
         """A worker is gone."""
 
+    def known_since(self, name: str, fence: int) -> int:
+        """What `journal.holder` tells of the worker of that name: who is dead is provably so."""
+
     def rival(self, *, steal: bool) -> None:
         """Send another worker at once."""
 

@@ -74,6 +74,13 @@ class Lane:
         delay_us = TTL_US + 5_000 if how in ("crash", "busy") else LATENCY_US["answer"]
         self.world.after(delay_us, self._look)
 
+    def known_since(self, name: str, fence: int) -> int:
+        """The first fence of the row of dead workers up to the one of that name; 0 if it may live."""
+        for worker in self.workers:
+            if worker.name == name and not worker.alive:
+                return (worker.tenure.known_since if worker.tenure else 0) or fence
+        return 0
+
     def rival(self, *, steal: bool) -> None:
         """Send another worker at once."""
         self._start(steal=steal)

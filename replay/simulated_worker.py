@@ -20,7 +20,7 @@ from .session import Session
 from .simulated_cache import hot_state
 from .simulated_effects import Effects
 from .simulated_process import Left, Owner, Process
-from .simulation import LATENCY_US, LEASE_TTL_S, TTL_US, Granted, Idle, Sent
+from .simulation import LATENCY_US, LEASE_TTL_S, MODEL_TIMEOUT_S, TTL_US, Granted, Idle, Sent
 
 
 class Worker(Process):
@@ -83,7 +83,7 @@ class Worker(Process):
 
         self.call(
             "acquire",
-            lambda: store.acquire(thread, holder=holder, ttl_s=LEASE_TTL_S, steal=steal),
+            lambda: store.acquire(thread, holder=holder, ttl_s=LEASE_TTL_S, name=self.name, steal=steal),
             then,
             sent=self._sending,
         )
@@ -105,7 +105,7 @@ class Worker(Process):
             release=lambda thread, fence, seen: self._released,
             transact=self._see_through,
             sources=self.clocks,
-            rival=lease.fence > 1,
+            known_since=self.owner.known_since(lease.before, lease.fence - 1),
         )
         self.tenure.on_lost(self._lost)
         self._read()
@@ -161,8 +161,9 @@ class Worker(Process):
             messages=messages,
             host=self,
             policy=scenario.policy,
+            over=lambda fence, call: 0 < tenure.known_since <= fence,
+            model_timeout_s=MODEL_TIMEOUT_S,
             release=unfinished.poisoned,
-            rival=tenure.rival,
         )
 
     def _begun(

@@ -30,6 +30,7 @@ START_US = 1_750_000_000_000_000
 LEASE_TTL_S = 30.0
 TTL_US = round(LEASE_TTL_S * 1e6)
 NEVER_US = 1 << 62
+MODEL_TIMEOUT_S = 600.0
 LATE_US = 300_000
 """How much later something comes that was held up."""
 STEPS_MAX = 4000

@@ -60,6 +60,31 @@ def test_a_thread_can_be_stolen_only_from_the_holder_one_has_seen(store: Store) 
     assert second.left_open
 
 
+@pytest.mark.parametrize("ended", ["stolen", "expired", "released"])
+def test_whoever_takes_a_thread_is_told_who_had_it_before_however_that_ended(
+    world: World, ended: str
+) -> None:
+    store = world.store
+    store.create("a")
+    first = store.acquire("a", holder=uuid.uuid4(), ttl_s=30, name="me")
+    assert isinstance(first, Lease)
+    assert first.before == ""
+    if ended == "expired":
+        world.advance(31)
+    elif ended == "released":
+        store.release("a", fence=first.fence, seen=0)
+
+    holder = uuid.uuid4()
+    steal = first.fence if ended == "stolen" else None
+    second = store.acquire("a", holder=holder, ttl_s=30, name="you", steal=steal)
+    again = store.acquire("a", holder=holder, ttl_s=30, name="you still")
+
+    assert isinstance(second, Lease)
+    assert isinstance(again, Lease)
+    assert (second.before, again.before) == ("me", "")
+    assert store.info("a").holder_name == "you still"
+
+
 def test_an_acquire_repeated_by_its_holder_keeps_the_fence(store: Store) -> None:
     """H24 for acquire: its answer was lost, and the holder asks again."""
     store.create("a")

@@ -69,7 +69,7 @@ def a_step_does_not_wait_for_what_led_to_it(hold: Any) -> Any:
     return lambda self, seq, call: hold(self, 0 if isinstance(call.command, StepCall) else seq, call)
 
 
-@mutant(Gate, "hold", "no_effect_before_its_start", (B, 1, "rival"))
+@mutant(Gate, "hold", "no_effect_before_its_start", (B, 1, "fails"))
 def a_transactional_tool_does_not_wait_for_its_own_start(hold: Any) -> Any:
     def hasty(self: Gate, seq: int, call: Call) -> None:
         transactional = isinstance(call.command, ToolCall) and call.command.tool.transactional

@@ -25,7 +25,7 @@ class SimTool(Struct, frozen=True, eq=False, kw_only=True):
     repeatable: bool = False
     read_only: bool = False
     in_doubt: InDoubt = "park"
-    timeout_s: float = 5.0
+    timeout_s: float = 4.0
     idle_timeout_s: float | None = None
     retries: int = 0
     approval: bool = False
@@ -183,9 +183,9 @@ _support = Agent(
     "support",
     model=Answers(support),
     tools=[
-        _immediate(_pay, name="pay", timeout_s=5.0),
-        _immediate(_look, name="look", idempotent=True, retries=1, timeout_s=5.0),
-        _immediate(_ship, name="ship", timeout_s=5.0),
+        _immediate(_pay, name="pay", timeout_s=4.0),
+        _immediate(_look, name="look", idempotent=True, retries=1, timeout_s=4.0),
+        _immediate(_ship, name="ship", timeout_s=4.0),
     ],
     instructions="Be brief.",
 )
@@ -369,7 +369,7 @@ TURNS = Scenario(
 # Transactional tools: what they write is committed with their result
 
 
-enter = idempotent("enter", lambda amount: {"entered": amount}, transactional=True)
+enter = idempotent("enter", lambda amount: {"entered": amount}, transactional=True, retries=1)
 
 
 @program

@@ -32,6 +32,8 @@ HISTORIES = [
     ("DOUBTS", {"w1.tool 1.4.1": "rival", "w2.clock": "behind"}),
     # A transactional tool that was run again when nothing else was on its way acted before its start was durable,
     # and its result came before the start in the log: nobody could take the run up any more.
+    ("BOOKS", {"w1.tool 1.1.1": "fails"}),
+    # The worker that was robbed in its transaction cannot commit: whoever robbed it need not leave the call alone.
     ("BOOKS", {"w1.commit 1.1.1": "rival"}),
     # People had said all they know while the calls were still left alone; worker after worker came to look.
     ("BOOKS", {"w1.commit 1.1.1": "twin", "w3.append.answer#2": "twin"}),
