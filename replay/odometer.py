@@ -34,10 +34,18 @@ class Odometer:
 
     Args:
         faults: How many choices of a history may differ from the first option.
+        part: (number, of how many): only the histories whose first fault is one of every so many. Together the parts
+            are the whole, each history in one of them.
+
+    Attributes:
+        counts: Whether this history belongs to the part; the one without a fault must be played to find the others.
     """
 
-    def __init__(self, faults: int) -> None:
+    def __init__(self, faults: int, *, part: tuple[int, int] = (0, 1)) -> None:
         self._faults = faults
+        self._part, self._parts = part
+        self._firsts = 0
+        self.counts = self._part == 0
         self._wheel: list[tuple[int, Sequence[str], str]] = []
         self._position = 0
         self._spent = 0
@@ -47,17 +55,33 @@ class Odometer:
     def turn(self) -> bool:
         """Go to the next history; False when there is none."""
         if self._begun:
-            while self._wheel and self._wheel[-1][0] + 1 == len(self._wheel[-1][1]):
-                self._wheel.pop()
-            if not self._wheel:
+            self.counts = True
+            while self._count_up():
+                if self._is_ours():
+                    break
+            else:
                 return False
-            value, options, place = self._wheel[-1]
-            self._wheel[-1] = (value + 1, options, place)
         self._begun = True
         self._position = 0
         self._spent = 0
         self.taken = []
         return True
+
+    def _count_up(self) -> bool:
+        while self._wheel and self._wheel[-1][0] + 1 == len(self._wheel[-1][1]):
+            self._wheel.pop()
+        if not self._wheel:
+            return False
+        value, options, place = self._wheel[-1]
+        self._wheel[-1] = (value + 1, options, place)
+        return True
+
+    def _is_ours(self) -> bool:
+        if self._parts == 1 or any(value for value, _, _ in self._wheel[:-1]):
+            return True
+        # Another first fault: what begins with one of another part is passed over whole.
+        self._firsts += 1
+        return self._firsts % self._parts == self._part
 
     def pick(self, options: Sequence[str], place: str) -> str:
         """The choice of this history at its next place."""

@@ -224,6 +224,7 @@ def exhaust(
     seconds_max: float = 1e9,
     wanted: frozenset[str] | None = None,
     cached: bool = False,
+    part: tuple[int, int] = (0, 1),
 ) -> Tally:
     """
     Every placement of at most *faults* faults of the kinds *only*.
@@ -236,16 +237,19 @@ def exhaust(
         seconds_max: Stop after so much processor time.
         wanted: Count only histories that break one of these promises.
         cached: Whether there is a cache of hot state.
+        part: (number, of how many): a part of them, by their first fault.
     """
     quiet_run(scenario)
     if only is not None:
         scenario = structs.replace(scenario, faults=frozenset(only))
     tally = Tally()
     begun = time.process_time()
-    odometer = Odometer(faults)
+    odometer = Odometer(faults, part=part)
     with seldom_collected():
         while odometer.turn():
             world, broken = play(scenario, odometer, cached=cached)
+            if not odometer.counts:
+                continue
             tally.histories += 1
             tally.marks.update(world.marks)
             if broken and (wanted is None or any(promise in wanted for promise, _ in broken)):

@@ -47,18 +47,19 @@ def test_any_two_crashes_break_no_promise(name, capsys):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_any_two_faults_break_no_promise(name, long, capsys):
+def test_any_two_faults_break_no_promise(name, long, processes, capsys):
     """The full table in pairs: long."""
     if not long:
         pytest.skip("tens of thousands of histories: make fuzz")
-    judge(exhaust(ALL[name], 2), f"two faults: {name}", capsys, MARKS)
+    judge(processes.exhaust(name, 2), f"two faults: {name}", capsys, MARKS)
 
 
-def test_any_three_crashes_and_lost_calls_break_no_promise(long, capsys):
+def test_any_three_crashes_and_lost_calls_break_no_promise(long, processes, capsys):
     if not long:
         pytest.skip("hundreds of thousands of histories: make fuzz")
     for name in ("told", "fickle"):
-        judge(exhaust(ALL[name], 3, only=("crash", "lost")), f"three faults of crash, lost: {name}", capsys)
+        tally = processes.exhaust(name, 3, only=("crash", "lost"))
+        judge(tally, f"three faults of crash, lost: {name}", capsys)
 
 
 def test_many_faults_at_random_break_no_promise(long, capsys):

@@ -34,10 +34,10 @@ def test_no_fault_of_the_cache_changes_a_byte_of_any_log(capsys):
 
 
 @pytest.mark.parametrize("scenario", STEADY_MODELS, ids=lambda scenario: scenario.name)
-def test_no_fault_of_the_cache_beside_a_crash_changes_a_byte(scenario, long, capsys):
+def test_no_fault_of_the_cache_beside_a_crash_changes_a_byte(scenario, long, processes, capsys):
     """Or beside another of its own: what one worker keeps wrongly the next one reads."""
     if not long:
         pytest.skip("tens of thousands of histories: make fuzz")
 
-    tally = exhaust(scenario, 2, only=FAULTS | {"crash", "rival"}, cached=True)
+    tally = processes.exhaust(scenario.name, 2, only=FAULTS | {"crash", "rival"}, cached=True)
     judge(tally, f"two faults of the cache, crash, rival: {scenario.name}", capsys)

@@ -3,54 +3,17 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
 from itertools import combinations
 
 import pytest
 from fuzz_report import record
-from refold.replay.odometer import Placed
-from refold.replay.simulation import CACHE_FAULTS
-from sim.explore import exhaust, is_of_cache, play, quiet_run
-from sim.mutant import Hunt, Mutant
+from sim.hunting import ask_the_sound_engine, caught, caught_pair
 from sim.mutants import MUTANTS
-from sim.scenarios import ALL
-
-CACHE = {fault for kind in CACHE_FAULTS.values() for fault in kind}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def quiet_runs_come_from_the_sound_engine():
-    for scenario in ALL.values():
-        quiet_run(scenario)
-
-
-def hunt(where: Hunt, wanted: frozenset[str]) -> tuple[set[str], int]:
-    """Promises found broken at one place where mutants are looked for, and how many histories it took."""
-    scenario, faults, *kinds = where
-    if isinstance(faults, dict):
-        _, broken = play(scenario, Placed(faults), cached=any(map(is_of_cache, faults)))
-        return {promise for promise, _ in broken}, 1
-    only = kinds[0].split()
-    tally = exhaust(scenario, faults, only=only, wanted=wanted, stop_at=1, cached=bool(CACHE & set(only)))
-    broken = tally.found[-1].broken if tally.found else []
-    return {promise for promise, _ in broken}, tally.histories
-
-
-def caught(*mutants: Mutant) -> tuple[set[str], int]:
-    """Promises found broken by the first hunt that finds one that these mutants break, and the histories it took."""
-    wanted = frozenset().union(*(mutant.caught_by for mutant in mutants))
-    histories = 0
-    seen: set[str] = set()
-    with ExitStack() as stack:
-        for mutant in mutants:
-            stack.enter_context(mutant.at_large())
-        for where in (where for mutant in mutants for where in mutant.hunts):
-            broken, played = hunt(where, wanted)
-            seen |= broken
-            histories += played
-            if seen & wanted:
-                break
-    return seen, histories
+    ask_the_sound_engine()
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
@@ -71,26 +34,25 @@ def test_a_missing_guard_is_noticed(mutant):
     assert by, f"{histories} histories have not noticed that {mutant.name}; noticed instead: {sorted(seen)}"
 
 
-def test_two_missing_guards_do_not_hide_each_other(long, capsys):
-    """Every pair (`make fuzz`), or every eightieth: some promise that one of the two breaks is still found broken."""
-    pairs = list(combinations(MUTANTS, 2))[:: 1 if long else 80]
-    begun = time.process_time()
-    histories = 0
+def test_two_missing_guards_do_not_hide_each_other(long, processes, capsys):
+    """Every pair (`make fuzz`), or every ninetieth: some promise that one of the two breaks is still found broken."""
+    pairs = list(combinations(range(len(MUTANTS)), 2))[:: 1 if long else 90]
+    found = processes.each(caught_pair, pairs) if long else [caught_pair(*pair) for pair in pairs]
     caught_by: dict[str, list[str]] = {}
     missed: list[str] = []
-    for first, second in pairs:
-        seen, played = caught(first, second)
-        histories += played
-        name = f"{first.name} + {second.name}"
-        if by := sorted(seen & (first.caught_by | second.caught_by)):
+    for (first, second), (seen, _, _) in zip(pairs, found, strict=True):
+        one, other = MUTANTS[first], MUTANTS[second]
+        name = f"{one.name} + {other.name}"
+        if by := sorted(seen & (one.caught_by | other.caught_by)):
             caught_by[name] = by
         else:
             missed.append(f"{name}; noticed instead: {sorted(seen)}")
+    histories = sum(played for _, played, _ in found)
     record(
         "sim",
         "pairs of mutants",
         histories=histories,
-        seconds=time.process_time() - begun,
+        seconds=sum(seconds for _, _, seconds in found),
         mutants_caught=caught_by,
         mutants_missed=missed,
         caught_by=caught_by,
