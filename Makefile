@@ -4,7 +4,8 @@
 #   make wheel-test              the built distribution in an empty environment
 #   make bench bench-quick       the benchmark: everybody, some minutes a round; or refold against the raw floor
 #   make bench-faults            the same agent killed, started twice and changed: refold and its peers, some minutes
-#   make fuzz                    the property tests and the crash-fuzz levels, long and random; results in tests/out
+#   make fuzz                    the property tests and the crash-fuzz levels, long and random, over all cores;
+#                                under an hour on two; tests/out/fuzz.json tells what was found
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c

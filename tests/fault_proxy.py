@@ -31,11 +31,11 @@ class FaultProxy:
     def __init__(self, path: str) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._armed: tuple[Cut, bytes] | None = None
+        self._armed: list[tuple[Cut, bytes]] = []
         self._refusing = False
         self._sockets: set[socket.socket] = set()
         self.cut = threading.Event()
-        """Set when an armed cut has been made."""
+        """Set when all armed cuts have been made."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -46,11 +46,11 @@ class FaultProxy:
             "", host=host, port=port, user="refold", dbname=database, sslmode="disable", gssencmode="disable"
         )
 
-    def arm(self, cut: Cut, word: str) -> None:
-        """Break the connection at the next message from a client that holds *word*, once."""
+    def arm(self, cut: Cut, word: str, *more: tuple[Cut, str]) -> None:
+        """Break the connection at the next message from a client that holds *word*, once; then at *more*, in order."""
         with self._lock:
             self.cut.clear()
-            self._armed = (cut, word.encode())
+            self._armed = [(each, said.encode()) for each, said in ((cut, word), *more)]
 
     def refuse(self) -> None:
         """Cut all connections and take no new ones."""
@@ -100,13 +100,16 @@ class FaultProxy:
             return bool(data)
         data = client.recv(1 << 20)
         with self._lock:
-            armed = self._armed if self._armed is not None and self._armed[1] in data else None
-            if armed is not None:
-                self._armed = None
+            armed = self._armed.pop(0) if self._armed and self._armed[0][1] in data else None
+            last = not self._armed
         if armed is None:
             upstream.sendall(data)
             return bool(data)
         self._break(armed[0], data, client, upstream)
+        if last:
+            self.cut.set()
+        if armed[0] is Cut.DURING:
+            _swallow_answer(upstream)
         return False
 
     def _break(self, cut: Cut, data: bytes, client: socket.socket, upstream: socket.socket) -> None:
@@ -115,9 +118,6 @@ class FaultProxy:
         if cut is Cut.AFTER:
             _swallow_answer(upstream)
         _shut(client)
-        self.cut.set()
-        if cut is Cut.DURING:
-            _swallow_answer(upstream)
 
 
 def _swallow_answer(upstream: socket.socket) -> None:

@@ -15,7 +15,7 @@ import pytest
 import refold
 from appends import verify
 from conftest import PostgresServer
-from fault_proxy import Cut, FaultProxy
+from fault_proxy import FaultProxy
 from refold import Agent, DidNotHappen, Happened, Journal, Run, ScriptedModel, ToolContext, program, tool
 from refold.agent.scripted import call
 from refold.journal.errors import StoreUnavailable
@@ -72,30 +72,6 @@ def database(postgres_server: PostgresServer) -> Iterator[str]:
     name = postgres_server.create_database()
     yield name
     postgres_server.drop_database(name)
-
-
-WORDS = ("create", "acquire", "run_started", "model_responded", "tool_returned", "run_finished", "release")
-
-
-async def test_a_run_that_loses_any_answer_does_everything_once(
-    proxy: FaultProxy, database: str, postgres_server: PostgresServer
-) -> None:
-    """H24: the connection breaks before, during and after every call of a run, one after the other."""
-    with Journal.open(proxy.dsn(database)) as journal, Journal.open(postgres_server.dsn(database)) as direct:
-        for word in WORDS:
-            for cut in Cut:
-                effects, thread = Effects(), f"{word}-{cut}"
-                agent, model = make_agent(effects)
-                proxy.arm(cut, word)
-
-                result = await agent.run("go", journal=journal, thread=thread)
-
-                assert proxy.cut.is_set(), thread
-                assert (result.status, result.output) == ("finished", "done")
-                assert sorted(effects.done) == ["a", "b", "c"]
-                assert model.count == 3
-                check(agent.program, direct, thread)
-                assert direct.info(thread).holder is None
 
 
 def terminate_all(postgres_server: PostgresServer, database: str) -> None:

@@ -10,6 +10,8 @@ from fuzz_report import record
 from sim.hunting import ask_the_sound_engine, caught, caught_pair
 from sim.mutants import MUTANTS
 
+pytestmark = pytest.mark.fuzz
+
 
 @pytest.fixture(scope="module", autouse=True)
 def quiet_runs_come_from_the_sound_engine():
