@@ -34,7 +34,7 @@ def export(settings: Settings, threads: Sequence[str], every: bool, path: str) -
     Write THREADS to a file, byte for byte; see docs/export-format.md. The same threads give the same file.
 
     To a folder (it is there, or its name ends in "/") each thread is written to a file of its own; one that does not
-    hold together is told of, with exit code 1, and the others are written.
+    hold together, or whose file cannot be written there, is told of, with exit code 1, and the others are written.
     """
     from ..journal.export import all_threads, export_file, export_folder
 

@@ -28,7 +28,7 @@ NAME_BYTES_MAX = 200
 
 
 class Exported(Struct, frozen=True):
-    """A thread that was written to a file; or one that does not hold together and was left out, with its `fault`."""
+    """A thread that was written to a file; or one that was left out, with its `fault`."""
 
     thread: str
     events: int
@@ -43,7 +43,7 @@ class Imported(Struct, frozen=True):
     Args:
         thread: Its id there.
         events: How many events the file has of it.
-        added: How many of them were not there before.
+        added: How many of them this import has added.
         sealed: Whether it is still to be adopted before anybody can resume it.
     """
 
@@ -77,10 +77,10 @@ def export_file(journal: Journal, threads: Iterable[str], path: str | os.PathLik
         ThreadNotFound, Corrupt: As for `export_thread`.
         UsageError: The file cannot be written, or is a device, a pipe or a folder, which it would take the place of.
     """
+    if refused := _no_file(path):
+        raise UsageError(refused)
     # A link stays one: what it leads to is replaced.
     whole = Path(os.path.realpath(path))
-    if not os.fspath(path) or (whole.exists() and not whole.is_file()):
-        raise UsageError(f"cannot write {os.fspath(path)!r}: it is no file")
     part = whole.with_name(f".{whole.name}.{os.getpid()}.part")
     try:
         with part.open("w+b") as plain:
@@ -101,7 +101,8 @@ def export_folder(
     """
     Write threads to a folder, each to a file of its own; `file_name` names it, and what it held before is replaced.
 
-    A thread that does not hold together is told of, and the rest goes on.
+    A thread that does not hold together, or whose file would take the place of a folder or a device, is told of, and
+    the rest goes on.
 
     Raises:
         ThreadNotFound: As for `export_thread`.
@@ -121,10 +122,21 @@ def export_folder(
         if name.lower() in taken:
             name = file_name(thread, distinct=True)
         taken.add(name.lower())
+        if refused := _no_file(place / name):
+            yield Exported(thread, 0, "", f"thread {thread!r} was left out: {refused}")
+            continue
         try:
             yield from export_file(journal, [thread], place / name)
         except Corrupt as error:
             yield Exported(thread, 0, "", str(error))
+
+
+def _no_file(path: str | os.PathLike[str]) -> str:
+    """Why a file cannot be written there, whatever it would hold; empty if it can."""
+    there = Path(os.path.realpath(path))
+    if os.fspath(path) and (there.is_file() or not there.exists()):
+        return ""
+    return f"cannot write {os.fspath(path)!r}: it is no file"
 
 
 def file_name(thread: str, *, distinct: bool = False) -> str:
@@ -254,6 +266,7 @@ class _Taking:
         self._path = path
         self._filed = filed
         self._thread = thread
+        self._added = 0
 
     def take(self, *, adopt: bool) -> Imported:
         """Add what is new."""
@@ -273,7 +286,7 @@ class _Taking:
                 raise self._parted()
         if adopt:
             journal.adopt(thread)
-        return Imported(thread, last, max(0, last - head), journal.info(thread).sealed)
+        return Imported(thread, last, self._added, journal.info(thread).sealed)
 
     def _add(self, head: int, head_hash: bytes) -> None:
         batch: list[Event] = []
@@ -304,9 +317,22 @@ class _Taking:
                     "import it under another name ('--as')",
                 )
             case Admitted.FORK:
-                raise self._parted()
-            case _:
-                return batch[-1].hash
+                return self._admit_rest(batch, state)
+            case Admitted.ADMITTED:
+                self._added += len(batch)
+        return batch[-1].hash
+
+    def _admit_rest(self, batch: list[Event], state: ThreadState) -> bytes:
+        """Add those events of *batch* that another import has not added meanwhile."""
+        seq = min(self._journal.info(self._thread).head, batch[-1].seq)
+        known = seq - batch[0].seq + 1
+        if known < 1:
+            raise self._parted()
+        (here,) = self._journal.read(self._thread, after=seq - 1, upto=seq, limit=1)
+        if here.hash != batch[known - 1].hash:
+            raise self._parted()
+        rest = batch[known:]
+        return self._admit(rest, here.hash, state) if rest else here.hash
 
     def _parted(self) -> ThreadsDiffer:
         return ThreadsDiffer(

@@ -56,7 +56,8 @@ T = TypeVar("T")
 
 class Journal:
     """
-    A log of threads, shared by every run of a process. Thread-safe; it knows no event loop.
+    A log of threads, shared by every run of a process. Thread-safe, and of use without an event loop; one that is
+    given carries its own appends.
 
     Every call but `append` is tried again for `patience_s` while the store is away, then raises
     `StoreUnavailable`; all of them are safe to repeat.
@@ -369,9 +370,20 @@ class Journal:
 
     def admit(self, admission: Admission) -> Admitted:
         """Keep events of another journal in a sealed thread, or say why not; `journal.export` imports files."""
-        admitted = self._patiently(lambda: self.store.admit(admission))
+        lost = False
+
+        def admit() -> Admitted:
+            nonlocal lost
+            try:
+                return self.store.admit(admission)
+            except StoreUnavailable:
+                lost = True
+                raise
+
+        admitted = self._patiently(admit)
         self._bells.ring("log", admission.thread)
-        return admitted
+        # Of an answer that was lost, that they are there now is as good as any.
+        return Admitted.ADMITTED if lost and admitted is Admitted.PRESENT else admitted
 
     def fork(self, fork: Fork) -> bool:
         """

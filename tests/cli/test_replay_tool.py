@@ -212,6 +212,10 @@ def test_a_whole_journal_leaves_and_comes_back(recorded: Refold, empty_pg_dsn: s
     assert [each["thread"] for each in documents(one)] == ["a", "b"]
     assert recorded("export", "--all", "--to", "backup/").exit_code == 0
     assert sorted(each.name for each in (tmp_path / "backup").iterdir()) == ["a.jsonl", "b.jsonl"]
+    (tmp_path / "partly" / "a.jsonl").mkdir(parents=True)
+    partly = recorded("export", "--all", "--to", "partly")
+    assert (partly.exit_code, partly.stdout.splitlines()[0].split(":")[0]) == (1, "b")
+    assert partly.stderr == "thread 'a' was left out: cannot write 'partly/a.jsonl': it is no file\n"
     elsewhere = ("--dsn", empty_pg_dsn)
     nothing = recorded("export", "--all", "--to", "none.jsonl", *elsewhere)
     assert (nothing.exit_code, "no threads yet" in nothing.stderr) == (2, True)

@@ -19,7 +19,7 @@ from refold import Agent, ScriptedModel, tool
 from refold.agent.scripted import call
 from refold.journal import export
 from refold.journal.envelope import GENESIS, Event, NewEvent, chain
-from refold.journal.errors import Corrupt, ThreadsDiffer, ThreadSealed, UsageError
+from refold.journal.errors import Corrupt, StoreUnavailable, ThreadsDiffer, ThreadSealed, UsageError
 from refold.journal.journal import Journal
 from refold.journal.memory import MemoryStore
 from refold.journal.packed import SEAL_BYTES, packing
@@ -390,6 +390,64 @@ def test_a_folder_gets_the_threads_that_hold_together_and_names_the_others(tmp_p
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl", "c.jsonl"]
 
 
+def test_a_folder_that_stands_where_a_threads_file_would_go_is_named_and_the_others_are_written(
+    memory: Journal, tmp_path: Path
+) -> None:
+    for name in ("a", "b", "c"):
+        Pen(memory.store, name).write(event())
+    (tmp_path / "b.jsonl").mkdir()
+
+    out = list(export.export_folder(memory, ["a", "b", "c"], tmp_path))
+
+    assert [(each.thread, bool(each.fault)) for each in out] == [("a", False), ("b", True), ("c", False)]
+    assert "thread 'b' was left out" in out[1].fault
+    assert str(tmp_path / "b.jsonl") in out[1].fault
+    assert [each.name for each in sorted(tmp_path.iterdir()) if each.is_file()] == ["a.jsonl", "c.jsonl"]
+
+
+def test_an_import_adds_what_another_one_of_an_earlier_copy_leaves_while_both_are_at_it(
+    memory: Journal, journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pen = Pen(memory.store, "t")
+    pen.write(*(event() for _ in range(700)))
+    export.export_file(memory, ["t"], tmp_path / "early.jsonl")
+    pen.write(*(event() for _ in range(300)))
+    export.export_file(memory, ["t"], tmp_path / "late.jsonl")
+    admit, others = journal.store.admit, []
+
+    def slowly(admission: Any) -> Any:
+        if admission.expected == 500 and not others:
+            others.append(None)
+            others.extend(export.import_file(journal, tmp_path / "early.jsonl"))
+        return admit(admission)
+
+    monkeypatch.setattr(journal.store, "admit", slowly)
+    (late,) = export.import_file(journal, tmp_path / "late.jsonl")
+
+    assert (others[1].added, late.added, late.events) == (200, 800, 1000)
+    assert journal.info("t").head_hash == memory.info("t").head_hash
+
+
+def test_what_an_import_added_counts_although_the_answer_was_lost(
+    memory: Journal, journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Pen(memory.store, "t").write(event(), event())
+    export.export_file(memory, ["t"], tmp_path / "t.jsonl")
+    admit, lost = journal.store.admit, []
+
+    def lossy(admission: Any) -> Any:
+        answer = admit(admission)
+        if not lost:
+            lost.append(answer)
+            raise StoreUnavailable("the answer was lost")
+        return answer
+
+    monkeypatch.setattr(journal.store, "admit", lossy)
+
+    assert [each.added for each in export.import_file(journal, tmp_path / "t.jsonl")] == [2]
+    assert [each.added for each in export.import_file(journal, tmp_path / "t.jsonl")] == [0]
+
+
 def test_all_files_are_checked_before_the_first_is_taken(
     memory: Journal, journal: Journal, tmp_path: Path
 ) -> None:
@@ -436,6 +494,7 @@ def test_two_imports_of_one_file_at_once_add_each_event_once(
         each.join(60)
 
     assert [(type(each).__name__, each.events) for each in found] == [("Imported", 1600)] * 3, found
+    assert sum(each.added for each in found) == 1600, "each says what it has added, not what was missing"
     events = read_all(journal, "t")
     assert [each.seq for each in events] == list(range(1, 1601))
     assert journal.info("t").head_hash == memory.info("t").head_hash
