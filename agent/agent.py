@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, Unpack, cast
 
 from msgspec import structs
 
@@ -20,7 +20,7 @@ from ..replay.program import CONCURRENCY_DEFAULT, Program, digest_text
 from ..replay.recording import Policy
 from ..replay.requests import Messages
 from ..replay.run import Run
-from ..replay.runner import OnParked, Runner, RunResult
+from ..replay.runner import OnParked, Runner, RunOptions, RunResult
 from .budget import Budget, read_budget
 from .context import ToolContext
 from .conversation import fold_prior, tell
@@ -169,9 +169,8 @@ class Agent:
             Divergence: This agent no longer fits the unfinished run's log.
         """
         runner = self.runner(journal, thread, deps=deps, observe=observe, on_parked=on_parked)
-        return self._typed(
-            await runner.run(value, key=key, supersede=supersede, wait=wait, deadline_s=deadline_s)
-        )
+        result = await runner.run(value, key=key, supersede=supersede, wait=wait, deadline_s=deadline_s)
+        return self._typed(result)
 
     async def resume(
         self,
@@ -214,12 +213,9 @@ class Agent:
         *,
         journal: Journal,
         thread: str,
-        key: str | None = None,
         deps: Any = None,
-        supersede: bool = False,
-        wait: bool = True,
-        deadline_s: float | None = None,
         on_parked: OnParked | None = None,
+        **options: Unpack[RunOptions],
     ) -> AsyncGenerator[StreamEvent, None]:
         """
         `run`, told as it happens: deltas of the model's text and calls, tools, and at last `RunEnded` with the result.
@@ -233,23 +229,17 @@ class Agent:
             value: The input: a text, or chat-completions content parts.
             journal: Where the thread lives.
             thread: Thread id.
-            key: Names the run: the same key resumes or returns that run, finished or not.
             deps: Given to tools that ask for it; never recorded.
-            supersede: Close an unfinished run with another input instead of refusing.
-            wait: Wait in this process for approvals, signals and times; else end.
-            deadline_s: Seconds a run that begins now may take in all, waiting, crashes and resumes included; it is
-                cancelled then. A run that goes on keeps the deadline it began with.
-            on_parked: Told, with the result, when the run is parked: once for each parking, sync or async.
+            on_parked: As for `run`.
+            options: `key`, `supersede`, `wait` and `deadline_s`, as for `run`.
 
         Raises:
-            RunUnfinished, ThreadBusy, RunFailed, Divergence: As for `run`, after the events that led to it.
+            UsageError, RunUnfinished, ThreadBusy, RunFailed, Divergence: As for `run`, after the events that led to it.
         """
 
         async def begin(viewer: Viewer) -> RunResult:
             runner = self.runner(journal, thread, deps=deps, viewer=viewer, on_parked=on_parked)
-            return self._typed(
-                await runner.run(value, key=key, supersede=supersede, wait=wait, deadline_s=deadline_s)
-            )
+            return self._typed(await runner.run(value, **options))
 
         async with contextlib.aclosing(follow(journal, thread, begin)) as events:
             async for event in events:

@@ -12,7 +12,7 @@ from msgspec import Struct
 from ..journal.envelope import Event
 from ..journal.errors import UsageError
 from ..journal.export import read_events
-from ..journal.journal import Journal
+from ..journal.journal import Journal, check_journal
 from ..replay.differences import Difference, of_requests, of_values
 from ..replay.text import visible
 from ..replay.timeline import Timeline, line
@@ -63,6 +63,7 @@ def compare_states(journal: Journal, thread: str, at: int, to: int) -> Compared:
         ThreadNotFound: No such thread.
         UsageError: One of the seqs is not in the thread.
     """
+    check_journal(journal)
     head = journal.info(thread).head
     for seq in (at, to):
         if not 0 <= seq <= head:
@@ -84,6 +85,7 @@ def compare_threads(journal: Journal, one: str, other: str) -> Compared:
     Raises:
         ThreadNotFound: One of them is not there.
     """
+    check_journal(journal)
     left, right = _deeds(journal, one), _deeds(journal, other)
     title = f"{one} and {other}"
     timeline = Timeline()

@@ -10,7 +10,7 @@ from msgspec import Raw, Struct
 
 from ..journal import codec
 from ..journal.errors import UsageError
-from ..journal.journal import Journal
+from ..journal.journal import Journal, check_journal
 from ..replay import events as ev
 from ..replay.runner import RunResult
 from ..replay.status import OpenCall, RunState, fold
@@ -70,6 +70,7 @@ def overview(journal: Journal, thread: str, *, at: int | None = None) -> Overvie
         UsageError: It has no event *at* yet.
         Corrupt: A body is not what its kind promises.
     """
+    check_journal(journal)
     info = journal.info(thread)
     upto = info.head if at is None else at
     if upto > info.head:

@@ -11,7 +11,7 @@ from ..journal import codec
 from ..journal.envelope import Event
 from ..journal.errors import UsageError
 from ..journal.export import read_events
-from ..journal.journal import Journal
+from ..journal.journal import Journal, check_journal
 from ..replay import answers
 from ..replay import events as ev
 from ..replay.divergence import Divergence
@@ -125,6 +125,7 @@ async def what_if(
         ThreadNotFound, Corrupt, UnknownEvent: The thread cannot be read.
         UsageError: It belongs to another agent or program, or a tool named is none of the agent's.
     """
+    check_journal(journal)
     program = runnable.program if isinstance(runnable, Agent) else runnable
     stand_ins = dict(stand_ins or {})
     if isinstance(runnable, Agent):

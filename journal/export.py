@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from .envelope import BATCH_BYTES_MAX, GENESIS, Event
 from .errors import Corrupt, ThreadNotFound, ThreadsDiffer, UsageError
-from .journal import Journal
+from .journal import Journal, check_journal
 from .packed import is_sealed, packing
 from .store import Admission, Admitted, ThreadInfo, ThreadState
 from .thread_file import FORMAT, FiledThread, Header, read_threads, write_thread
@@ -63,6 +63,7 @@ def export_thread(journal: Journal, thread: str, out: BinaryIO) -> Exported:
         ThreadNotFound: No such thread.
         Corrupt: The log does not hold together; what was written is of no use.
     """
+    check_journal(journal)
     info = journal.info(thread)
     header = Header(FORMAT, thread, info.head, info.head_hash.hex(), info.state)
     count = write_thread(header, read_events(journal, thread, upto=info.head), out)
@@ -77,6 +78,7 @@ def export_file(journal: Journal, threads: Iterable[str], path: str | os.PathLik
         ThreadNotFound, Corrupt: As for `export_thread`.
         UsageError: The file cannot be written, or is a device, a pipe or a folder, which it would take the place of.
     """
+    check_journal(journal)
     if refused := _no_file(path):
         raise UsageError(refused)
     # A link stays one: what it leads to is replaced.
@@ -108,6 +110,7 @@ def export_folder(
         ThreadNotFound: As for `export_thread`.
         UsageError: The folder or a file cannot be written.
     """
+    check_journal(journal)
     place = Path(folder)
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -234,6 +237,7 @@ def import_files(
         UsageError: A file cannot be read, is no export, or *name* is given for several threads.
         StoreRefused: Only the owner of the schema may import.
     """
+    check_journal(journal)
     files = [file for path in paths for file in _files(path)]
     count = sum(1 for file in files for _ in read_file(file))
     if name is not None and count > 1:

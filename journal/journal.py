@@ -466,6 +466,21 @@ class Journal:
             pause_s = min(1.0, max(0.05, pause_s * 2))
 
 
+def check_journal(journal: Any) -> None:
+    """
+    Where a journal is handed in, before anything is done with it.
+
+    Raises:
+        UsageError: It is something else, which it might have been opened from.
+    """
+    if not isinstance(journal, Journal):
+        # By its type alone: a connection string may hold a password.
+        raise UsageError(
+            "journal is an open Journal, as Journal.open(dsn) or Journal.memory() gives it, "
+            f"not a {type(journal).__name__}"
+        )
+
+
 class _Announced:
     """A writer whose commits are told, after whoever asked for them has heard."""
 

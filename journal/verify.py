@@ -10,7 +10,7 @@ from msgspec import Struct
 from .envelope import GENESIS, Event, chain
 from .errors import Corrupt
 from .export import all_threads, read_events, read_file
-from .journal import Journal
+from .journal import Journal, check_journal
 from .store import ThreadInfo
 
 Look = Callable[[Event], str | None]
@@ -100,11 +100,13 @@ def verify_thread(journal: Journal, thread: str, *, look: Look | None = None) ->
     Raises:
         ThreadNotFound: No such thread.
     """
+    check_journal(journal)
     return _verify(journal, journal.info(thread), look)
 
 
 def verify_all(journal: Journal, *, new_look: Callable[[str], Look] | None = None) -> Iterator[Verified]:
     """Check every thread of a journal, newest first; *new_look* makes the further check of each."""
+    check_journal(journal)
     for info in all_threads(journal):
         yield _verify(journal, info, new_look(info.thread) if new_look else None)
 

@@ -14,7 +14,7 @@ from msgspec import Raw, Struct, structs
 
 from ..journal import codec
 from ..journal.errors import UnsupportedValue, UsageError
-from ..journal.journal import Journal
+from ..journal.journal import Journal, check_journal
 from ..journal.limits import check_name
 from ..journal.store import Message, ThreadInfo
 from . import events as ev
@@ -245,6 +245,7 @@ def submit(journal: Journal, thread: str, value: bytes, *, key: str | None = Non
         ThreadNotFound: No such thread.
         UsageError: *value* is no JSON text as bytes.
     """
+    check_journal(journal)
     info = journal.info(thread)
     message_key = f"{INPUT}/{_unique(journal, key)}"
     return _send(
@@ -293,6 +294,7 @@ def _value(data: bytes | None, name: str) -> Raw:
 
 
 def _look(journal: Journal, thread: str) -> tuple[ThreadInfo, ThreadStatus]:
+    check_journal(journal)
     info = journal.info(thread)
     return info, fold(thread, stream(journal, thread, upto=info.head, page=1000))
 

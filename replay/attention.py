@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from ..journal.envelope import Event
 from ..journal.errors import Corrupt
-from ..journal.journal import Journal
+from ..journal.journal import Journal, check_journal
 from ..journal.store import ThreadInfo, ThreadState
 from . import events as ev
 from .errors import UnknownEvent
@@ -114,6 +114,7 @@ def read_page(
     Raises:
         ThreadNotFound: There is no thread *after*.
     """
+    check_journal(journal)
     place = None if after is None else (journal.info(after).created_at, after)
     found: list[Seen] = []
     while True:

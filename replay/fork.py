@@ -11,7 +11,7 @@ from ..journal import codec
 from ..journal.envelope import Event, NewEvent, chain
 from ..journal.errors import ThreadNotFound, UsageError
 from ..journal.export import read_events
-from ..journal.journal import Journal
+from ..journal.journal import Journal, check_journal
 from ..journal.store import Fork, ThreadState
 from . import events as ev
 from .inbox import Resolution, encode_message, resolution_key
@@ -84,6 +84,7 @@ def fork(
         UsageError: There is no such seq, the event cannot be replaced, or *name* is taken.
         Corrupt, UnknownEvent: The thread cannot be read.
     """
+    check_journal(journal)
     info = journal.info(thread)
     cut = _cut(info.head, at, replace, thread)
     events = list(read_events(journal, thread, upto=info.head))

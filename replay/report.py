@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from ..journal.envelope import Event
-from ..journal.journal import Journal
+from ..journal.journal import Journal, check_journal
 from . import events as ev
 from .divergence import Divergence
 from .no_network import no_network
@@ -80,6 +80,7 @@ def replay_thread(journal: Journal, thread: str, program: Program) -> Replayed:
         Corrupt: The log contradicts itself.
         UnknownEvent: An event this refold cannot apply.
     """
+    check_journal(journal)
     events = list(stream(journal, thread, upto=journal.info(thread).head, page=1000))
     return replay_events(program, thread, events)
 

@@ -6,14 +6,14 @@ import asyncio
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 from msgspec import Struct
 
 from ..journal import codec
 from ..journal.envelope import Event, check_thread_id
 from ..journal.errors import ThreadBusy, UsageError
-from ..journal.journal import Journal
+from ..journal.journal import Journal, check_journal
 from ..journal.limits import check_name
 from ..journal.store import Message, Release
 from ..journal.tenure import Tenure
@@ -79,6 +79,15 @@ class _Wish(Struct, frozen=True, kw_only=True):
     release: bool = False
 
 
+class RunOptions(TypedDict, total=False):
+    """How a run is begun or taken up again; `Runner.run` says what each of these means."""
+
+    key: str | None
+    supersede: bool
+    wait: bool
+    deadline_s: float | None
+
+
 class Runner:
     """
     One program, one thread, one world.
@@ -94,7 +103,7 @@ class Runner:
             async, is called when the thread is free again, and can harm nothing by what it raises.
 
     Raises:
-        UsageError: *observe* or *on_parked* cannot be called.
+        UsageError: *journal* is none, or *observe* or *on_parked* cannot be called.
     """
 
     def __init__(
@@ -108,6 +117,7 @@ class Runner:
         observe: Observe | None = None,
         on_parked: OnParked | None = None,
     ) -> None:
+        check_journal(journal)
         if on_parked is not None and not callable(on_parked):
             raise UsageError(f"on_parked is a function that is given the result, not {on_parked!r}")
         if observe is not None and not callable(observe):

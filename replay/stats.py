@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Raw, Struct, field
 
 from ..journal.envelope import Event
-from ..journal.journal import Journal
+from ..journal.journal import Journal, check_journal
 from ..journal.store import Cursor
 from . import events as ev
 from .ports import Usage
@@ -369,6 +369,7 @@ def read_stats(
     Raises:
         ThreadNotFound: No such thread.
     """
+    check_journal(journal)
 
     def copied(name: str, upto: int) -> Iterator[Event]:
         return _pages(lambda after: journal.read(name, after=after, upto=upto, limit=PAGE))

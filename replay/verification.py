@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from ..journal.journal import Journal
+from ..journal.journal import Journal, check_journal
 from ..journal.verify import Verified, verify_all, verify_file, verify_thread
 from .pairing import Pairing
 from .text import visible
@@ -55,6 +55,7 @@ def verify(journal: Journal, threads: Sequence[str] = ()) -> Iterator[Verificati
     Raises:
         ThreadNotFound: One of those named is not there.
     """
+    check_journal(journal)
     pairings: dict[str, Pairing] = {}
 
     def new_look(thread: str) -> Any:

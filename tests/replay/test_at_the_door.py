@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import refold
-from refold import Agent, Journal, LimitExceeded, ModelReply, Run, ScriptedModel, program, tool
+from refold import Agent, Journal, LimitExceeded, ModelReply, Run, ScriptedModel, UsageError, program, tool
+from refold.agent.comparison import compare_states, compare_threads
+from refold.agent.overview import overview
+from refold.agent.what_if import what_if
+from refold.journal import export
+from refold.journal.memory import MemoryStore
 from refold.replay import answers, rebuild
+from refold.replay.attention import read_page
 from refold.replay.door import RESULT_BYTES_MAX
+from refold.replay.fork import fork
 from refold.replay.inbox import CANCEL, Cancel, encode_message
+from refold.replay.report import replay_thread
 from refold.replay.runner import read_all
+from refold.replay.verification import verify
 
 HUGE = "x" * (RESULT_BYTES_MAX + 1)
 LARGE = "x" * (9 * 1024 * 1024)
@@ -119,6 +132,57 @@ async def test_a_result_that_does_not_fit_beside_what_was_asked_has_failed_once(
 
     assert ["beside" in said for said in result.output] == [True, True]
     assert (len(steps), models.asked) == (1, 1)
+
+
+@program
+async def idle(run: Run) -> None:
+    """Ends at once."""
+
+
+clerk = Agent("clerk", model=ScriptedModel(["never asked for"]))
+TAKING_A_JOURNAL: dict[str, Callable[[Any], Any]] = {
+    "agent.run": lambda it: clerk.run("hi", journal=it, thread="t"),
+    "agent.run_sync": lambda it: asyncio.to_thread(clerk.run_sync, "hi", journal=it, thread="t"),
+    "agent.resume": lambda it: clerk.resume(journal=it, thread="t"),
+    "agent.stream": lambda it: anext(clerk.stream("hi", journal=it, thread="t")),
+    "refold.run": lambda it: refold.run(idle, journal=it, thread="t"),
+    "refold.resume": lambda it: refold.resume(idle, journal=it, thread="t"),
+    "read_stats": refold.read_stats,
+    "answers.resolve": lambda it: answers.resolve(it, "t", "r1/1", did_not_happen=True),
+    "answers.approve": lambda it: answers.approve(it, "t", "r1/1"),
+    "answers.signal": lambda it: answers.signal(it, "t", "paid"),
+    "answers.submit": lambda it: answers.submit(it, "t", b"1"),
+    "answers.cancel": lambda it: answers.cancel(it, "t"),
+    "fork": lambda it: fork(it, "t"),
+    "replay_thread": lambda it: replay_thread(it, "t", idle),
+    "what_if": lambda it: what_if(clerk, it, "t"),
+    "overview": lambda it: overview(it, "t"),
+    "compare_states": lambda it: compare_states(it, "t", 1, 2),
+    "compare_threads": lambda it: compare_threads(it, "t", "u"),
+    "read_page": read_page,
+    "verify": lambda it: list(verify(it)),
+    "export_file": lambda it: export.export_file(it, ["t"], "never.jsonl"),
+    "export_folder": lambda it: list(export.export_folder(it, ["t"], "never")),
+    "import_files": lambda it: export.import_file(it, "nowhere.jsonl"),
+}
+
+
+@pytest.mark.parametrize("taking", TAKING_A_JOURNAL.values(), ids=TAKING_A_JOURNAL)
+@pytest.mark.parametrize("wrong", ["postgresql://me:secret@db/x", None, Journal, MemoryStore()], ids=repr)
+def test_what_is_no_journal_is_refused_where_it_is_given_and_is_not_told(
+    taking: Callable[[Any], Any], wrong: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hand_in() -> None:
+        done = taking(wrong)
+        if inspect.isawaitable(done):
+            await done
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"journal is an open Journal, as Journal\.open\(dsn\)") as caught:
+        asyncio.run(hand_in())
+
+    assert "secret" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", [5, None, "", "\ud800", "a\0b", "x" * 201])
