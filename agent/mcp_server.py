@@ -13,13 +13,15 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from msgspec import structs
+
 from ..journal import codec
 from ..journal.errors import MissingExtra, UsageError
 from ..replay import ports
 from ..replay.errors import ToolError
 from .own_loop import OwnLoop
 from .signature import Signature, invalid
-from .tools import TIMEOUT_S_DEFAULT, Tool, checked
+from .tools import TIMEOUT_S_DEFAULT, Tool, checked, is_time
 
 START_TIMEOUT_S_DEFAULT = 30.0
 PAGES_MAX = 100
@@ -61,7 +63,8 @@ class McpServer:
 
     Raises:
         MissingExtra: The extra `mcp` is not installed.
-        UsageError: A text is given where a list is taken.
+        UsageError: What is given is no list of names, or `only` leaves out a tool that another option names.
+        ToolDefinitionError: Its tools could not be tools here with what is said of them.
     """
 
     def __init__(
@@ -104,6 +107,7 @@ class McpServer:
         self._link: _Link | None = None
         self._lock = os.getpid(), asyncio.Lock()
         self._tools: tuple[Tool[..., Any], ...] = ()
+        self._check()
 
     @property
     def tools(self) -> tuple[Tool[..., Any], ...]:
@@ -162,13 +166,33 @@ class McpServer:
 
     # Its tools
 
-    def _chosen(self, listed: Mapping[str, Any]) -> list[Any]:
-        """The tools to use, in an order that does not depend on the server."""
+    def _named(self) -> dict[str, frozenset[str]]:
+        """The tools that each option names."""
         named = {"only": self._only, "read_only": self._read_only, "idempotent": self._idempotent}
         if not isinstance(self._approval, bool):
             named["approval"] = self._approval
+        return {option: names for option, names in named.items() if names is not None}
+
+    def _check(self) -> None:
+        """What is said of its tools, as far as that can be known before they are listed."""
+        if not is_time(self._start_timeout_s):
+            raise UsageError(
+                f"start_timeout_s is a finite number of seconds over 0, not {self._start_timeout_s!r}"
+            )
+        named = self._named()
         for option, names in named.items():
-            for each in sorted((names or frozenset()) - listed.keys()):
+            left_out = sorted(names - self._only) if self._only is not None else []
+            if left_out:
+                raise UsageError(
+                    f"MCP server {self.name!r}: {option}= names {left_out[0]!r}, which only= leaves out"
+                )
+        for each in sorted(frozenset().union(*named.values())) or ["any"]:
+            self._made(each, _Passed.of(each))
+
+    def _chosen(self, listed: Mapping[str, Any]) -> list[Any]:
+        """The tools to use, in an order that does not depend on the server."""
+        for option, names in self._named().items():
+            for each in sorted(names - listed.keys()):
                 there = ", ".join(sorted(listed)) or "none"
                 raise UsageError(
                     f"MCP server {self.name!r} has no tool named {each!r} ({option}=); its tools are: {there}"
@@ -177,21 +201,27 @@ class McpServer:
 
     def _tool(self, listed: Any) -> Tool[..., Any]:
         hints = listed.annotations if self._trusting else None
-        read_only = listed.name in self._read_only or bool(hints and hints.read_only_hint)
-        idempotent = listed.name in self._idempotent or bool(hints and hints.idempotent_hint)
+        signature = _Passed.made(listed.name, listed.input_schema)
+        return self._made(listed.name, signature, hints, listed.description or "")
+
+    def _made(
+        self, tool: str, signature: _Passed, hints: Any = None, description: str = ""
+    ) -> Tool[..., Any]:
+        read_only = tool in self._read_only or bool(hints and hints.read_only_hint)
+        idempotent = tool in self._idempotent or bool(hints and hints.idempotent_hint)
         additive = hints is not None and hints.destructive_hint is False
         policy: ports.InDoubt = "retry" if read_only or idempotent else "tell_model" if additive else "park"
 
         async def function(**given: Any) -> Any:
             context: ports.ToolContext = given.pop(_CONTEXT)
-            return await self._call(listed.name, given, context.idempotency_key)
+            return await self._call(tool, given, context.idempotency_key)
 
-        approval = self._approval if isinstance(self._approval, bool) else listed.name in self._approval
-        name = _UNFIT.sub("_", self._prefix + listed.name)
+        approval = self._approval if isinstance(self._approval, bool) else tool in self._approval
+        name = _UNFIT.sub("_", self._prefix + tool)
         return checked(
             Tool(
                 name=name,
-                description=listed.description or "",
+                description=description,
                 function=function,
                 read_only=read_only,
                 idempotent=idempotent,
@@ -202,7 +232,7 @@ class McpServer:
                 timeout_s=self._timeout_s,
                 idle_timeout_s=None,
                 retries=0,
-                signature=_Passed.made(name, listed.input_schema),
+                signature=structs.replace(signature, tool=name),
             )
         )
 
@@ -384,13 +414,17 @@ class _Passed(Signature, frozen=True, eq=False, kw_only=True):
 
         # A registry of its own: nothing is fetched, whatever a schema refers to.
         validator = validator_for(schema)(schema, registry=Registry())
+        return cls.of(tool, codec.encode(schema, what=f"schema of tool {tool!r}"), validator)
+
+    @classmethod
+    def of(cls, tool: str, schema: bytes = b"{}", validator: Any = None) -> _Passed:
         return cls(
             tool=tool,
             parameters=(),
             contexts=(_CONTEXT,),
             returns=Any,
             binding=inspect.Signature(),
-            schema=codec.encode(schema, what=f"schema of tool {tool!r}"),
+            schema=schema,
             validator=validator,
         )
 
@@ -429,10 +463,14 @@ def read_result(result: Any) -> Any:
     return "\n".join(texts)
 
 
-def _names(given: Iterable[str], option: str) -> frozenset[str]:
+def _names(given: Any, option: str) -> frozenset[str]:
     if isinstance(given, str):
         raise UsageError(f"{option} takes a list of names, not the text {given!r}")
-    return frozenset(given)
+    names = list(given) if isinstance(given, Iterable) else [given]
+    for each in names:
+        if not isinstance(each, str):
+            raise UsageError(f"{option} takes a list of names, not {given!r}")
+    return frozenset(names)
 
 
 def _innermost(error: BaseException) -> str:

@@ -360,10 +360,10 @@ def _contradictions(made: Tool[..., Any]) -> Iterable[str]:
         yield f"approval is True, False or a predicate on the arguments, not {made.approval!r}"
     if callable(made.approval) and offload.is_async(made.approval):
         yield "its approval predicate is async; it must be a pure function of the arguments"
-    if not _is_time(made.timeout_s):
+    if not is_time(made.timeout_s):
         yield f"timeout_s is a finite number of seconds over 0, not {made.timeout_s!r}; a call must end some time"
     elif made.idle_timeout_s is not None:
-        if not _is_time(made.idle_timeout_s) or made.idle_timeout_s > made.timeout_s:
+        if not is_time(made.idle_timeout_s) or made.idle_timeout_s > made.timeout_s:
             yield f"idle_timeout_s is over 0 and at most timeout_s ({made.timeout_s:g}), not {made.idle_timeout_s!r}"
         if not made.signature.contexts:
             yield "it has an idle_timeout_s and no ToolContext to send heartbeats with: take one, or leave it out"
@@ -373,7 +373,8 @@ def _contradictions(made: Tool[..., Any]) -> Iterable[str]:
         yield "retries run it again after it may have acted: declare it read_only or idempotent, or leave them out"
 
 
-def _is_time(value: Any) -> bool:
+def is_time(value: Any) -> bool:
+    """Whether *value* is a finite number of seconds over 0."""
     return (
         isinstance(value, int | float) and not isinstance(value, bool) and value > 0 and math.isfinite(value)
     )

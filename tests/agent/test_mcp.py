@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import math
 import os
+import re
 import select
 import signal
 import subprocess
@@ -155,6 +157,31 @@ def test_a_text_instead_of_a_list_of_names_is_wrong_use(place: Place) -> None:
         place.shop(only="find")
     with pytest.raises(UsageError, match=r"args takes a list of arguments, not the text 'shop\.py'"):
         McpServer("python", "shop.py")
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        (
+            {"timeout_s": 0},
+            "timeout_s is a finite number of seconds over 0, not 0; a call must end some time",
+        ),
+        ({"timeout_s": math.inf}, "timeout_s is a finite number"),
+        ({"start_timeout_s": None}, "start_timeout_s is a finite number of seconds over 0, not None"),
+        ({"approval": lambda args: True}, "approval takes a list of names"),
+        ({"read_only": [print]}, "read_only takes a list of names"),
+        ({"idempotent": None}, "idempotent takes a list of names, not None"),
+        ({"read_only": ["x" * 65]}, "providers take names of 1 to 64 letters"),
+        ({"only": ["pay"], "read_only": ["find"]}, "read_only= names 'find', which only= leaves out"),
+        ({"only": ["pay"], "approval": ["pay", "mark"]}, "approval= names 'mark', which only= leaves out"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_of_its_tools_is_refused_before_anything_is_started(
+    place: Place, options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(says)):
+        place.shop(**options)
 
 
 # A server that is not there
