@@ -206,9 +206,9 @@ def stats(settings: Settings, thread: str | None, aspects: Sequence[Aspect]) -> 
     """
     Sum up what all threads used, or THREAD: tokens, cost, failures, retries, and how long calls took.
 
-    Each response counts once, however often its run was resumed or replayed, and what a fork copied counts where it
-    came from. "+ ?" stands for responses whose tokens or cost nobody knows; days are UTC, costs as the provider's
-    prices were known when the response came.
+    Each response counts once, however often its run was resumed or replayed: what a fork copied counts where it came
+    from, and a thread that is here under a second name counts only what it has added. "+ ?" stands for responses whose
+    tokens or cost nobody knows; days are UTC, costs as the provider's prices were known when the response came.
     """
     from ..replay.stats import read_stats
 

@@ -2,8 +2,9 @@
 Folds events of all threads into what agents use: tokens, cost, latency and failures of models and tools.
 
 Every recorded response counts once, however often its run was resumed or replayed, and so does every answer that was
-paid for and could not be used; what a fork copied was paid for by the thread it was copied from.
-Memory grows with threads and open calls, not with events.
+paid for and could not be used; what a fork copied was paid for by the thread it was copied from, and what two threads
+hold because one was imported under another name was paid for once. Memory grows with threads and open calls, and with
+the events of those threads alone that hold the same ones.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ..journal.envelope import Event
 from ..journal.journal import Journal, check_journal
 from ..journal.store import Cursor
 from . import events as ev
+from .copies import FORKED, Copies
 from .ports import Usage
 from .requests import PRIOR
 from .text import columns, duration, visible
@@ -145,20 +147,22 @@ class Stats:
     The fold.
 
     Args:
-        copied: Gives the events of a thread up to a seq, which a fork has copied from another thread.
+        read: Gives the events of a thread up to a seq.
     """
 
-    def __init__(self, copied: Callable[[str, int], Iterable[Event]]) -> None:
+    def __init__(self, read: Callable[[str, int], Iterable[Event]]) -> None:
         self.tallies: dict[Key, Tally] = {}
         self.unread = 0
         """Events of kinds and versions that this refold does not know."""
-        self._copied = copied
+        self._read = read
+        self._copies = Copies(read)
         self._threads: dict[str, _Thread] = {}
 
     def apply(self, event: Event) -> None:
         """Count one event; those of a thread come in their order."""
+        own = self._copies.own(event)
         if not ev.is_known(event):
-            self.unread += 1
+            self.unread += own
             return
         body = ev.decode_event(event)
         thread = self._threads.setdefault(event.thread, _Thread())
@@ -166,17 +170,20 @@ class Stats:
             self._take_back(event.thread, event.seq - 1)
             thread.edited = body.replaced is not None
             return
-        self._count(thread, body, 0 if thread.edited else 1)
+        self._count(thread, body, 1 if own and not thread.edited else 0)
         thread.edited = False
 
     def _take_back(self, name: str, upto: int) -> None:
         """What a fork holds before it was forked is another thread's; what a fork of a fork does, just once."""
-        bodies = list(ev.known_bodies(self._copied(name, upto)))
-        earlier = max((at for at, body in enumerate(bodies) if isinstance(body, ev.ThreadForked)), default=-1)
+        events = list(self._read(name, upto))
+        earlier = max((event.seq for event in events if event.kind == FORKED), default=0)
         thread = _Thread()
-        for at, body in enumerate(bodies):
-            self._count(thread, body, -1 if at > earlier and not thread.edited else 0)
-            thread.edited = isinstance(body, ev.ThreadForked) and body.replaced is not None
+        for event in events:
+            counted = self._copies.release(event) and event.seq > earlier and not thread.edited
+            if ev.is_known(event):
+                body = ev.decode_event(event)
+                self._count(thread, body, -1 if counted else 0)
+                thread.edited = isinstance(body, ev.ThreadForked) and body.replaced is not None
 
     def _count(self, thread: _Thread, body: ev.EventBody, times: int) -> None:
         match body:
@@ -364,17 +371,17 @@ def read_stats(
     Args:
         journal: Where they live.
         by: What to tell apart; everything else is summed up.
-        thread: Only this one; what it copied when it was forked is not its own.
+        thread: Only this one, whoever else holds its events; what it copied when it was forked is not its own.
 
     Raises:
         ThreadNotFound: No such thread.
     """
     check_journal(journal)
 
-    def copied(name: str, upto: int) -> Iterator[Event]:
+    def read(name: str, upto: int) -> Iterator[Event]:
         return _pages(lambda after: journal.read(name, after=after, upto=upto, limit=PAGE))
 
-    stats = Stats(copied)
+    stats = Stats(read)
     if thread is not None:
         journal.info(thread)
         events = _pages(lambda after: journal.read(thread, after=after, limit=PAGE))

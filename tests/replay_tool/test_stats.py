@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
+from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,6 +27,7 @@ from refold import (
     tool,
 )
 from refold.agent.scripted import call, failing, say
+from refold.journal import export
 from refold.replay import fork as forking
 from refold.replay.recording import Policy
 from refold.replay.runner import read_all
@@ -130,6 +133,60 @@ async def test_what_a_fork_copied_was_paid_for_elsewhere(journal: Journal) -> No
 
     await agent().run("more", journal=journal, thread="copy")
     assert rows(read_stats(journal, thread="copy", by=("model",)))["model/a-model"]["calls"] == 1
+
+
+async def test_a_thread_under_a_second_name_was_paid_for_once_and_counts_what_it_adds(
+    journal: Journal, tmp_path: Path
+) -> None:
+    await agent().run("hi", journal=journal, thread="t")
+    early, late = tmp_path / "early.jsonl", tmp_path / "late.jsonl"
+    export.export_file(journal, ["t"], early)
+    before = rows(read_stats(journal))
+    await agent().run("more", journal=journal, thread="t")
+    export.export_file(journal, ["t"], late)
+    whole = rows(read_stats(journal))
+
+    export.import_file(journal, late, name="copy")
+    export.import_file(journal, early, name="early", adopt=True)
+    assert rows(read_stats(journal)) == whole
+    with Journal.memory() as elsewhere:
+        export.import_file(elsewhere, early, name="early")
+        assert rows(read_stats(elsewhere)) == before
+        export.import_file(elsewhere, late)
+        assert rows(read_stats(elsewhere)) == whole
+        export.import_file(elsewhere, late, name="early")
+        assert rows(read_stats(elsewhere)) == whole
+    await agent().run("other", journal=journal, thread="early")
+
+    by = ("model",)
+    assert (
+        rows(read_stats(journal, by=by))["model/a-model"]["calls"]
+        == whole["model/shop/a-model/"]["calls"] + 1
+    )
+    assert rows(read_stats(journal, thread="copy", by=by))["model/a-model"]["calls"] == 4
+
+
+async def test_forks_and_what_they_were_made_of_count_once_in_whatever_order_they_were_imported(
+    journal: Journal, tmp_path: Path
+) -> None:
+    await agent().run("hi", journal=journal, thread="t")
+    answered = next(event.seq for event in read_all(journal, "t") if event.kind == "model_responded")
+    forking.fork(journal, "t", name="fork", replace=(answered, "Something else."))
+    await agent().resume(journal=journal, thread="fork")
+    forking.fork(journal, "fork", name="fork-of-fork")
+    await agent().run("more", journal=journal, thread="fork-of-fork")
+    whole, names = rows(read_stats(journal)), ["t", "fork", "fork-of-fork"]
+    files = {}
+    for name in names:
+        files[name] = tmp_path / f"{name}.jsonl"
+        export.export_file(journal, [name], files[name])
+
+    for order in permutations(names):
+        with Journal.memory() as elsewhere:
+            for name in order:
+                export.import_file(elsewhere, files[name])
+                export.import_file(elsewhere, files[name], name=f"{name}-again")
+            assert rows(read_stats(elsewhere)) == whole, order
 
 
 async def test_failures_for_good_and_unknown_amounts_are_shown_as_such(journal: Journal) -> None:
