@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from refold.journal.envelope import GENESIS, Event, NewEvent, chain
+from refold.journal.journal import Journal
 from refold.journal.store import Append, AppendResult, Lease, Outcome, Store
 
 
@@ -70,3 +71,10 @@ def verify(events: Sequence[Event]) -> None:
         assert each.hash == chain(previous, seq, each)
         assert each.fence >= fence
         previous, fence = each.hash, each.fence
+
+
+def check_whole(journal: Journal, thread: str, head: int) -> None:
+    """The thread holds together, up to *head*."""
+    events = journal.read(thread)
+    verify(events)
+    assert len(events) == journal.info(thread).head == head

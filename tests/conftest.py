@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
 import tempfile
@@ -12,12 +11,9 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from psycopg import sql
+from fault_proxy import FaultProxy
 from refold.journal import embedded
-from refold.journal.postgres import set_up
-from servers import GivenServer
-
-_TEMPLATE = "refold_template"
+from servers import Databases, GivenServer
 
 # Outlives a test session that is killed, as the server does: at the end of its input it stops the server.
 _WARDEN = """
@@ -57,23 +53,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What two folders hold starts real processes, and breaks them."""
+    here = Path(__file__).parent
+    for item in items:
+        if {here / "chaos", here / "system"} & set(item.path.parents):
+            item.add_marker(pytest.mark.system)
+
+
 @pytest.fixture
 def long(request: pytest.FixtureRequest) -> bool:
     """Whether a fuzz level is to take its time (`make fuzz`)."""
     return bool(request.config.getoption("--long"))
 
 
-class PostgresServer:
+class PostgresServer(Databases):
     """A real server of the test session's own, reached through a socket."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self._numbers = itertools.count(1)
         self.start()
-        with self.admin() as connection:
-            connection.execute(f"create database {_TEMPLATE}")
-        with psycopg.connect(self.dsn(_TEMPLATE), autocommit=True) as connection:
-            set_up(connection)
+        super().__init__("test")
 
     def start(self) -> None:
         """Start it, or do nothing when it runs."""
@@ -91,30 +91,6 @@ class PostgresServer:
     def socket(self) -> str:
         """Path of the socket, for proxies."""
         return f"{psycopg.conninfo.conninfo_to_dict(self._base)['host']}/.s.PGSQL.5432"
-
-    def admin(self, database: str = "postgres") -> psycopg.Connection[tuple[object, ...]]:
-        """An autocommit connection as the superuser."""
-        return psycopg.connect(self.dsn(database), autocommit=True)
-
-    def create_database(self, *, empty: bool = False, owner: str | None = None) -> str:
-        """The name of a new database, with the schema in it unless it is to be *empty*."""
-        name = f"test_{next(self._numbers)}"
-        query = sql.SQL("create database {} template {}").format(
-            sql.Identifier(name), sql.Identifier("template1" if empty else _TEMPLATE)
-        )
-        if owner is not None:
-            query += sql.SQL(" owner {}").format(sql.Identifier(owner))
-        with self.admin() as connection:
-            connection.execute(query)
-        return name
-
-    def drop_database(self, name: str) -> None:
-        """Remove a database, whoever is connected to it."""
-        self.start()
-        with self.admin() as connection:
-            connection.execute(
-                sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name))
-            )
 
 
 @pytest.fixture(scope="session")
@@ -135,6 +111,22 @@ def pg_dsn(postgres_server: PostgresServer) -> Iterator[str]:
     name = postgres_server.create_database()
     yield postgres_server.dsn(name)
     postgres_server.drop_database(name)
+
+
+@pytest.fixture
+def database(postgres_server: PostgresServer) -> Iterator[str]:
+    """The name of such a database, for those who do not go to the server straight."""
+    name = postgres_server.create_database()
+    yield name
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture
+def proxy(postgres_server: PostgresServer) -> Iterator[FaultProxy]:
+    """A way to the server on which things go wrong."""
+    made = FaultProxy(postgres_server.socket)
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A server that is there already, in the place of the one that a test session starts for itself."""
+"""The databases of a test session's server, and a server that is there already in the place of one of its own."""
 
 from __future__ import annotations
 
@@ -13,22 +13,66 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from refold.journal.postgres import set_up
 
 
-class GivenServer:
+class Databases:
     """
-    A server reached as its superuser at *dsn*; it is neither started nor stopped.
+    The databases of a server, reached as its superuser: each a copy of one with the schema in it.
 
-    Databases get names of this process's own, and are dropped by the fixtures that made them.
+    Args:
+        prefix: What their names begin with; the fixtures that make them drop them.
     """
 
-    def __init__(self, dsn: str) -> None:
-        self._base = dsn
-        self._prefix = f"refold_test_{os.getpid()}"
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
         self._numbers = itertools.count(1)
-        self._template = f"{self._prefix}_template"
+        self._template = f"{prefix}_template"
         with self.admin() as connection:
             connection.execute(sql.SQL("create database {}").format(sql.Identifier(self._template)))
         with self.admin(self._template) as connection:
             set_up(connection)
+
+    def dsn(self, database: str = "postgres") -> str:
+        """How to connect to *database*."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Start the server, or do nothing when it runs."""
+        raise NotImplementedError
+
+    def admin(self, database: str = "postgres") -> psycopg.Connection[tuple[object, ...]]:
+        """An autocommit connection as the superuser."""
+        return psycopg.connect(self.dsn(database), autocommit=True)
+
+    def create_database(self, *, empty: bool = False, owner: str | None = None) -> str:
+        """The name of a new database, with the schema in it unless it is to be *empty*."""
+        name = f"{self._prefix}_{next(self._numbers)}"
+        query = sql.SQL("create database {} template {}").format(
+            sql.Identifier(name), sql.Identifier("template1" if empty else self._template)
+        )
+        if owner is not None:
+            query += sql.SQL(" owner {}").format(sql.Identifier(owner))
+        with self.admin() as connection:
+            connection.execute(query)
+        return name
+
+    def drop_database(self, name: str) -> None:
+        """Remove a database, whoever is connected to it."""
+        self.start()
+        with self.admin() as connection:
+            connection.execute(
+                sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name))
+            )
+
+
+class GivenServer(Databases):
+    """
+    A server reached as its superuser at *dsn*; it is neither started nor stopped.
+
+    Its databases get names of this process's own.
+    """
+
+    def __init__(self, dsn: str) -> None:
+        self._base = dsn
+        super().__init__(f"refold_test_{os.getpid()}")
 
     def close(self) -> None:
         """Leave the server as it was found."""
@@ -58,26 +102,3 @@ class GivenServer:
         if not folder.startswith("/"):
             pytest.skip("needs a server with a socket of its own")
         return f"{folder}/.s.PGSQL.{given.get('port') or 5432}"
-
-    def admin(self, database: str = "postgres") -> psycopg.Connection[tuple[object, ...]]:
-        """An autocommit connection as the superuser."""
-        return psycopg.connect(self.dsn(database), autocommit=True)
-
-    def create_database(self, *, empty: bool = False, owner: str | None = None) -> str:
-        """The name of a new database, with the schema in it unless it is to be *empty*."""
-        name = f"{self._prefix}_{next(self._numbers)}"
-        query = sql.SQL("create database {} template {}").format(
-            sql.Identifier(name), sql.Identifier("template1" if empty else self._template)
-        )
-        if owner is not None:
-            query += sql.SQL(" owner {}").format(sql.Identifier(owner))
-        with self.admin() as connection:
-            connection.execute(query)
-        return name
-
-    def drop_database(self, name: str) -> None:
-        """Remove a database, whoever is connected to it."""
-        with self.admin() as connection:
-            connection.execute(
-                sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name))
-            )

@@ -12,13 +12,6 @@ from chaos.stage import Stage
 from refold import Journal
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.system)
-
-
 @pytest.fixture(scope="session")
 def nursery() -> Iterator[Nursery]:
     """Starts workers that have imported everything already."""

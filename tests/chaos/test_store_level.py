@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import fuzz_report
@@ -24,20 +24,6 @@ SOON_S = 60.0
 WORDS = ("create", "acquire", "run_started", "model_responded", "tool_returned", "run_finished", "release")
 CUTS = [(cut, word) for word in WORDS for cut in Cut]
 MARKS = {f"{cut} {word}" for cut, word in CUTS}
-
-
-@pytest.fixture
-def proxy(postgres_server: PostgresServer) -> Iterator[FaultProxy]:
-    made = FaultProxy(postgres_server.socket)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def database(postgres_server: PostgresServer) -> Iterator[str]:
-    name = postgres_server.create_database()
-    yield name
-    postgres_server.drop_database(name)
 
 
 async def broken(journal: Journal, direct: Journal, thread: str) -> list[str]:

@@ -60,20 +60,6 @@ def make_agent(effects: Effects) -> tuple[Agent, ScriptedModel]:
     return Agent("whole", model=model, tools=[act]), model
 
 
-@pytest.fixture
-def proxy(postgres_server: PostgresServer) -> Iterator[FaultProxy]:
-    made = FaultProxy(postgres_server.socket)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def database(postgres_server: PostgresServer) -> Iterator[str]:
-    name = postgres_server.create_database()
-    yield name
-    postgres_server.drop_database(name)
-
-
 def terminate_all(postgres_server: PostgresServer, database: str) -> None:
     with postgres_server.admin() as admin:
         admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", [database])

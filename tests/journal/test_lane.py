@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from appends import event, verify
+from appends import check_whole, event
 from conftest import PostgresServer
 from fault_proxy import Cut, FaultProxy
 from refold.journal.journal import Journal
@@ -21,20 +21,6 @@ from refold.journal.tenure import Tenure
 
 RUNNING = ThreadState.RUNNING
 SOON_S = 30.0
-
-
-@pytest.fixture
-def proxy(postgres_server: PostgresServer) -> Iterator[FaultProxy]:
-    made = FaultProxy(postgres_server.socket)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def database(postgres_server: PostgresServer) -> Iterator[str]:
-    name = postgres_server.create_database()
-    yield name
-    postgres_server.drop_database(name)
 
 
 @pytest.fixture
@@ -60,12 +46,6 @@ def send(tenure: Tenure, count: int = 1, **parts: Any) -> Future[AppendResult]:
 
 async def write(tenure: Tenure, count: int = 1, **parts: Any) -> AppendResult:
     return await asyncio.wait_for(asyncio.wrap_future(send(tenure, count, **parts)), SOON_S)
-
-
-def check(journal: Journal, thread: str, head: int) -> None:
-    events = journal.read(thread)
-    verify(events)
-    assert len(events) == journal.info(thread).head == head
 
 
 def calls(journal: Journal) -> int:
@@ -107,7 +87,7 @@ def test_a_running_loop_carries_its_appends_whatever_their_form(journal: Journal
         assert calls(journal) == 5
 
     asyncio.run(go())
-    check(journal, "t", 9)
+    check_whole(journal, "t", 9)
     assert journal.inbox("t") == []
     assert journal.info("t").wake_at_us == 7
 
@@ -133,7 +113,7 @@ def test_what_waits_in_a_loop_goes_out_in_one_call_each_with_its_own_answer(jour
 
     asyncio.run(go())
     assert [journal.info(name).head for name in names] == [4, 2, 0, 2]
-    check(journal, "é", 4)
+    check_whole(journal, "é", 4)
 
 
 @pytest.mark.parametrize("cut", list(Cut))
@@ -157,7 +137,7 @@ def test_an_append_whose_answer_a_loop_lost_is_there_once(
         assert calls(journal) > 2
 
     asyncio.run(go())
-    check(journal, "the-thread", 5 * count)
+    check_whole(journal, "the-thread", 5 * count)
 
 
 def test_a_connection_that_died_while_idle_costs_no_append(
@@ -176,7 +156,7 @@ def test_a_connection_that_died_while_idle_costs_no_append(
         await write(tenure)
 
     asyncio.run(go())
-    check(journal, "t", 3)
+    check_whole(journal, "t", 3)
 
 
 def test_an_append_outlives_the_loop_that_sent_it(journal: Journal) -> None:
@@ -195,7 +175,7 @@ def test_an_append_outlives_the_loop_that_sent_it(journal: Journal) -> None:
     result = futures[0].result(SOON_S)
     assert (result.outcome in (Outcome.APPENDED, Outcome.DUPLICATE), result.head) == (True, 3)
     assert tenure.append([event()], state=RUNNING).result(SOON_S).head == 4
-    check(journal, "t", 4)
+    check_whole(journal, "t", 4)
 
 
 def test_an_append_held_up_at_the_server_outlives_its_loop_too(
@@ -214,7 +194,7 @@ def test_an_append_held_up_at_the_server_outlives_its_loop_too(
     lock = asyncio.run(go())
     lock.close()
     assert futures[0].result(SOON_S).head == 3
-    check(journal, "t", 3)
+    check_whole(journal, "t", 3)
 
 
 def test_appends_under_way_in_a_loop_are_recorded_when_the_journal_is_closed_in_it(
@@ -271,7 +251,7 @@ def test_a_callback_that_is_interrupted_costs_the_others_nothing(journal: Journa
         loop.run_until_complete(task)
     loop.close()
     for name, head in (("a", 3), ("b", 1), ("c", 1)):
-        check(journal, name, head)
+        check_whole(journal, name, head)
 
 
 def test_an_answer_that_a_busy_loop_leaves_unread_is_heard_by_somebody_else(
@@ -290,7 +270,7 @@ def test_an_answer_that_a_busy_loop_leaves_unread_is_heard_by_somebody_else(
             return future.result(SOON_S)
 
         assert asyncio.run(go()).head == 3
-        check(journal, "t", 3)
+        check_whole(journal, "t", 3)
 
 
 def test_a_large_append_does_not_hold_the_loop_up(journal: Journal) -> None:
@@ -309,7 +289,7 @@ def test_a_large_append_does_not_hold_the_loop_up(journal: Journal) -> None:
         assert told != [threading.get_ident()]
 
     asyncio.run(go())
-    check(journal, "t", 3)
+    check_whole(journal, "t", 3)
 
 
 @pytest.mark.parametrize("beside", [0, 1])
@@ -331,7 +311,7 @@ def test_an_append_larger_than_the_socket_takes_at_once_is_carried_whole(
         assert told == [threading.get_ident()]
 
     asyncio.run(go())
-    check(journal, "t", 3 + beside)
+    check_whole(journal, "t", 3 + beside)
 
 
 def test_loops_one_after_another_use_one_connection_in_turn(journal: Journal, database: str) -> None:
@@ -346,7 +326,7 @@ def test_loops_one_after_another_use_one_connection_in_turn(journal: Journal, da
         asyncio.run(go())
     assert len(journal._writer._loops) <= 2
     assert len(journal.store._lines) <= 2  # type: ignore[attr-defined]
-    check(journal, "t", 18)
+    check_whole(journal, "t", 18)
 
 
 def test_two_loops_in_two_threads_do_not_wait_for_each_other(
@@ -383,5 +363,5 @@ def test_two_loops_in_two_threads_do_not_wait_for_each_other(
     first.join(SOON_S)
     assert not first.is_alive()
     assert waiting[0].result(0).head == 3
-    check(journal, "held", 3)
-    check(journal, "free", 3)
+    check_whole(journal, "held", 3)
+    check_whole(journal, "free", 3)

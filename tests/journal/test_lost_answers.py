@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from appends import event, verify
+from appends import check_whole, event
 from conftest import PostgresServer
 from fault_proxy import Cut, FaultProxy
 from refold.journal.envelope import chain
@@ -22,20 +22,6 @@ SOON_S = 30.0
 
 
 @pytest.fixture
-def proxy(postgres_server: PostgresServer) -> Iterator[FaultProxy]:
-    made = FaultProxy(postgres_server.socket)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def database(postgres_server: PostgresServer) -> Iterator[str]:
-    name = postgres_server.create_database()
-    yield name
-    postgres_server.drop_database(name)
-
-
-@pytest.fixture
 def journal(proxy: FaultProxy, database: str) -> Iterator[Journal]:
     with Journal.open(proxy.dsn(database)) as made:
         yield made
@@ -43,12 +29,6 @@ def journal(proxy: FaultProxy, database: str) -> Iterator[Journal]:
 
 def write(tenure: Tenure, count: int = 1, **parts: Any) -> AppendResult:
     return tenure.append([event() for _ in range(count)], state=RUNNING, **parts).result(SOON_S)
-
-
-def check(journal: Journal, thread: str, head: int) -> None:
-    events = journal.read(thread)
-    verify(events)
-    assert len(events) == journal.info(thread).head == head
 
 
 @pytest.fixture
@@ -99,7 +79,7 @@ def test_an_append_whose_answer_was_lost_is_there_once(
     assert result.outcome in (allowed if cut is not Cut.DURING else {Outcome.APPENDED, Outcome.DUPLICATE})
     assert result.head == tenure.head == 2 * count
     write(tenure, count)
-    check(journal, "the-thread", 3 * count)
+    check_whole(journal, "the-thread", 3 * count)
     assert [each.consumed_seq for each in journal.inbox("the-thread", consumed=True)] == [2 * count]
 
 
@@ -131,7 +111,7 @@ def test_a_group_whose_answer_was_lost_is_there_once(
     assert {result.head for result in results} == {3}
     for tenure in tenures:
         write(tenure)
-        check(journal, tenure.thread, 4)
+        check_whole(journal, tenure.thread, 4)
 
 
 def test_a_zombies_append_and_its_retry_make_one_event(
@@ -153,7 +133,7 @@ def test_a_zombies_append_and_its_retry_make_one_event(
         holder.rollback()
 
         assert future.result(SOON_S).head == tenure.head
-    check(journal, "a", 10)
+    check_whole(journal, "a", 10)
 
 
 def test_a_backend_terminated_during_an_append_costs_a_retry(
@@ -173,7 +153,7 @@ def test_a_backend_terminated_during_an_append_costs_a_retry(
     holder.rollback()
 
     assert future.result(SOON_S).outcome is Outcome.APPENDED
-    check(journal, "a", 2)
+    check_whole(journal, "a", 2)
 
 
 def test_connections_cut_while_idle_are_replaced(
@@ -190,7 +170,7 @@ def test_connections_cut_while_idle_are_replaced(
 
         assert write(tenure).outcome is Outcome.APPENDED
         assert journal.info("a").head == tenure.head
-    check(journal, "a", 3)
+    check_whole(journal, "a", 3)
 
 
 def test_a_locked_row_holds_up_its_own_thread_and_no_other(
@@ -206,7 +186,7 @@ def test_a_locked_row_holds_up_its_own_thread_and_no_other(
     holder.rollback()
 
     assert waiting.result(SOON_S).head == 2
-    check(journal, "free", 3)
+    check_whole(journal, "free", 3)
 
 
 def test_an_append_made_while_the_server_is_away_is_held_until_it_is_back(
@@ -225,7 +205,7 @@ def test_an_append_made_while_the_server_is_away_is_held_until_it_is_back(
         postgres_server.start()
 
     assert future.result(SOON_S).head == 11
-    check(journal, "a", 11)
+    check_whole(journal, "a", 11)
     assert journal.read("a")[-1].body == b"held"
     assert tenure.release() is Release.RELEASED
 
@@ -243,7 +223,7 @@ def test_after_hold_s_the_append_fails_and_the_tenure_with_it(proxy: FaultProxy,
         proxy.accept()
         # Other threads go on, and the lease runs out by itself.
         write(journal.acquire("b"))
-        check(journal, "a", 1)
+        check_whole(journal, "a", 1)
 
 
 def test_a_lease_that_could_not_be_given_back_is_taken_again_at_once_by_the_same_journal(
@@ -268,7 +248,7 @@ def test_a_lease_that_could_not_be_given_back_is_taken_again_at_once_by_the_same
 
         assert again.fence == tenure.fence + 1
         write(again)
-        check(journal, "a", 2)
+        check_whole(journal, "a", 2)
         with pytest.raises(ThreadBusy):
             journal.acquire("a")
 
@@ -310,7 +290,7 @@ def test_a_fork_whose_answer_was_lost_is_there_once(journal: Journal, proxy: Fau
             messages=(("k", "signal", b"1"),),
         )
     )
-    check(journal, "b", 4)
+    check_whole(journal, "b", 4)
     assert [message.key for message in journal.inbox("b")] == ["k"]
 
 
@@ -350,4 +330,4 @@ def test_many_threads_of_one_process_append_at_once(journal: Journal) -> None:
         thread.join()
 
     for tenure in tenures:
-        check(journal, tenure.thread, 20)
+        check_whole(journal, tenure.thread, 20)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import refold
-from conftest import PostgresServer
 from fault_proxy import FaultProxy
 from refold import Agent, Journal, Run, ScriptedModel, StoreUnavailable, ToolContext, program, tool
 from refold.replay.live import Limits
@@ -21,22 +20,11 @@ LIMITS = Limits(leave_grace_s=0.05, poll_s=0.02)
 
 
 @pytest.fixture
-def proxy(postgres_server: PostgresServer) -> Iterator[FaultProxy]:
-    made = FaultProxy(postgres_server.socket)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def journal(
-    postgres_server: PostgresServer, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Journal]:
+def journal(proxy: FaultProxy, database: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Journal]:
     """A journal on a server that can be cut off, and that gives up soon."""
     monkeypatch.setattr("refold.journal.postgres._POOL_WAIT_S", 0.2)
-    name = postgres_server.create_database()
-    with Journal.open(proxy.dsn(name), hold_s=0.1, patience_s=0.1, lease_ttl_s=60.0) as made:
+    with Journal.open(proxy.dsn(database), hold_s=0.1, patience_s=0.1, lease_ttl_s=60.0) as made:
         yield made
-    postgres_server.drop_database(name)
 
 
 class Gate:
