@@ -92,7 +92,10 @@ class RedisServer:
             pool = ConnectionPool.from_url(url, **options, **fixed)
             pool.connection_kwargs.update(fixed)
             made = cls(url, lambda: pool.connection_class(**pool.connection_kwargs))
-            made._connect()
+            known = getattr(made._connect(), "driver_info", None)
+            if known is not None:
+                # It looks its own version up for each connection, which takes longer than to connect.
+                pool.connection_kwargs["driver_info"] = known
         except (RedisError, ValueError, TypeError, AttributeError):
             # Its words may quote the password.
             raise UsageError(
