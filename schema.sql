@@ -150,39 +150,31 @@ end $$;
 
 -- ------------------------------------------------------------------------------------------ appending
 
+-- Every append answers with one word, and all but 'appended' with the thread's head after it: 'conflict 41'. One
+-- word, since a row of two columns costs a tenth of an append.
+--
 -- What became of an append that could not be made: the row is locked first, so that a lost connection's
 -- transaction is waited for, and each statement after it sees the final state.
-create function refold.classify(
-  p_thread     text,
-  p_fence      bigint,
-  p_last       bigint,
-  p_last_hash  bytea,
-  out outcome  text,
-  out head     bigint)
+create function refold.classify(p_thread text, p_fence bigint, p_last bigint, p_last_hash bytea) returns text
 language plpgsql volatile as $$
 declare
   v_row refold.threads;
 begin
   select t.* into v_row from refold.threads t where t.thread = p_thread for no key update;
   if not found then
-    outcome := 'missing';
-    head := 0;
-    return;
-  end if;
-  head := v_row.head;
+    return 'missing 0';
   -- Before all else: a deposed holder must stop, whatever became of its events.
-  if v_row.fence <> p_fence or v_row.holder is null then
-    outcome := 'fenced';
+  elsif v_row.fence <> p_fence or v_row.holder is null then
+    return 'fenced ' || v_row.head;
   -- The hash covers ids, bodies and all that came before: one row tells for the whole batch.
   elsif exists (select from refold.events e
                  where e.thread = p_thread and e.seq = p_last and e.hash = p_last_hash) then
-    outcome := 'duplicate';
+    return 'duplicate ' || v_row.head;
   elsif v_row.head_xid >= refold.current_xid() then
     raise exception 'append to thread % from a transaction older than its head', quote_literal(p_thread)
       using errcode = 'RF002';
-  else
-    outcome := 'conflict';
   end if;
+  return 'conflict ' || v_row.head;
 end $$;
 
 -- The commonest append: one event. The update is the whole check, made again on the newest row if it had
@@ -199,9 +191,8 @@ create function refold.append(
   p_kind       text,
   p_version    smallint,
   p_hash       bytea,
-  p_body       bytea,
-  out outcome  text,
-  out head     bigint)
+  p_body       bytea)
+returns text
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '1s' as $$
@@ -216,14 +207,11 @@ begin
    where t.thread = p_thread and t.head = p_expected and t.head_hash = p_head_hash
      and t.fence = p_fence and t.holder is not null and t.head_xid < v_xid;
   if not found then
-    select c.outcome, c.head into outcome, head
-      from refold.classify(p_thread, p_fence, p_expected + 1, p_hash) c;
-    return;
+    return refold.classify(p_thread, p_fence, p_expected + 1, p_hash);
   end if;
   insert into refold.events (thread, seq, id, kind, version, fence, xid, recorded_at, hash, body)
   values (p_thread, p_expected + 1, p_id, p_kind, p_version, p_fence, v_xid, v_now, p_hash, p_body);
-  outcome := 'appended';
-  head := p_expected + 1;
+  return 'appended';
 end $$;
 
 -- The next common one: a response and the tool it starts. Scalars cost a quarter less than arrays of two.
@@ -244,9 +232,8 @@ create function refold.append_pair(
   p_next_kind     text,
   p_next_version  smallint,
   p_next_hash     bytea,
-  p_next_body     bytea,
-  out outcome     text,
-  out head        bigint)
+  p_next_body     bytea)
+returns text
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '1s' as $$
@@ -261,16 +248,13 @@ begin
    where t.thread = p_thread and t.head = p_expected and t.head_hash = p_head_hash
      and t.fence = p_fence and t.holder is not null and t.head_xid < v_xid;
   if not found then
-    select c.outcome, c.head into outcome, head
-      from refold.classify(p_thread, p_fence, p_expected + 2, p_next_hash) c;
-    return;
+    return refold.classify(p_thread, p_fence, p_expected + 2, p_next_hash);
   end if;
   insert into refold.events (thread, seq, id, kind, version, fence, xid, recorded_at, hash, body)
   values (p_thread, p_expected + 1, p_id, p_kind, p_version, p_fence, v_xid, v_now, p_hash, p_body),
          (p_thread, p_expected + 2, p_next_id, p_next_kind, p_next_version, p_fence, v_xid, v_now,
           p_next_hash, p_next_body);
-  outcome := 'appended';
-  head := p_expected + 2;
+  return 'appended';
 end $$;
 
 -- Several events of one thread, and messages they take from the inbox, all or nothing. A message that is
@@ -288,9 +272,8 @@ create function refold.append_batch(
   p_versions   smallint[],
   p_hashes     bytea[],
   p_bodies     bytea[],
-  p_consumed   bigint[],
-  out outcome  text,
-  out head     bigint)
+  p_consumed   bigint[])
+returns text
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '1s' as $$
@@ -307,14 +290,9 @@ begin
            lease_until = v_now + p_ttl_s * interval '1 second'
      where t.thread = p_thread and t.head = p_expected and t.head_hash = p_head_hash
        and t.fence = p_fence and t.holder is not null and t.head_xid < v_xid;
-    if found then
-      outcome := 'appended';
-    end if;
   end if;
-  if outcome is null then
-    select c.outcome, c.head into outcome, head
-      from refold.classify(p_thread, p_fence, v_last, v_last_hash) c;
-    return;
+  if not found then
+    return refold.classify(p_thread, p_fence, v_last, v_last_hash);
   end if;
   insert into refold.events (thread, seq, id, kind, version, fence, xid, recorded_at, hash, body)
   select p_thread, p_expected + u.i, u.id, u.kind, u.version, p_fence, v_xid, v_now, u.hash, u.body
@@ -323,7 +301,7 @@ begin
   if cardinality(p_consumed) > 0 then
     update refold.inbox m set consumed_seq = v_last where m.thread = p_thread and m.id = any (p_consumed);
   end if;
-  head := v_last;
+  return 'appended';
 end $$;
 
 -- Whether every one of these messages still waits. The row is locked first, so that the answer holds.
@@ -339,73 +317,79 @@ begin
      where m.thread = p_thread and m.id = any (p_ids) and m.consumed_seq is null);
 end $$;
 
--- Appends of many threads with one commit; each has its own outcome. The caller sorts the threads, so that
--- two such calls take their locks in one order. Events and messages name their append by its place.
+-- Appends of many threads with one commit; each has its own answer. The caller sorts the threads, so that two
+-- such calls take their locks in one order; the settings and the limit, for which the server takes the list to be
+-- short, make it look them up in that order, by key, however small the table is when the plan is made. The events
+-- of append i are the next p_counts[i] of the arrays of events.
 create function refold.append_many(
-  p_threads       text[],
-  p_expected      bigint[],
-  p_head_hashes   bytea[],
-  p_fences        bigint[],
-  p_ttls_s        float8[],
-  p_states        text[],
-  p_wakes_at      bigint[],
-  p_last          bigint[],
-  p_last_hashes   bytea[],
-  p_places        integer[],
-  p_seqs          bigint[],
-  p_ids           uuid[],
-  p_kinds         text[],
-  p_versions      smallint[],
-  p_hashes        bytea[],
-  p_bodies        bytea[],
-  p_takers        integer[],
-  p_consumed      bigint[],
-  out outcomes    text[],
-  out heads       bigint[])
+  p_threads      text[],
+  p_expected     bigint[],
+  p_head_hashes  bytea[],
+  p_fences       bigint[],
+  p_ttls_s       float8[],
+  p_states       text[],
+  p_wakes_at     bigint[],
+  p_counts       integer[],
+  p_ids          uuid[],
+  p_kinds        text[],
+  p_versions     smallint[],
+  p_hashes       bytea[],
+  p_bodies       bytea[],
+  p_takers       integer[],
+  p_consumed     bigint[])
+returns text[]
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
-set lock_timeout = '1s' as $$
+set lock_timeout = '1s'
+set plan_cache_mode = force_generic_plan
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_seqscan = off as $$
 declare
   v_now timestamptz := refold.now();
   v_xid bigint := refold.current_xid();
-  v_outcome text;
-  v_head bigint;
-  v_consumed bigint[] := '{}';
+  v_count integer := cardinality(p_threads);
+  v_upto integer[];
+  v_moved bigint[];
+  v_answers text[] := array_fill('appended'::text, array[v_count]);
 begin
-  outcomes := '{}';
-  heads := '{}';
-  for i in 1..cardinality(p_threads) loop
-    v_outcome := null;
-    if cardinality(p_consumed) > 0 then
-      v_consumed := array(select u.id from unnest(p_takers, p_consumed) u(place, id) where u.place = i);
+  v_upto := array(select sum(u.n) over (order by u.i)::integer from unnest(p_counts) with ordinality u(n, i));
+  if cardinality(p_consumed) > 0 then
+    for i in 1..v_count loop
+      v_answers[i] := refold.append_batch(
+        p_threads[i], p_expected[i], p_head_hashes[i], p_fences[i], p_ttls_s[i], p_states[i], p_wakes_at[i],
+        p_ids[v_upto[i] - p_counts[i] + 1 : v_upto[i]], p_kinds[v_upto[i] - p_counts[i] + 1 : v_upto[i]],
+        p_versions[v_upto[i] - p_counts[i] + 1 : v_upto[i]], p_hashes[v_upto[i] - p_counts[i] + 1 : v_upto[i]],
+        p_bodies[v_upto[i] - p_counts[i] + 1 : v_upto[i]],
+        array(select u.id from unnest(p_takers, p_consumed) u(taker, id) where u.taker = i));
+    end loop;
+    return v_answers;
+  end if;
+  with moved as (
+    update refold.threads t
+       set head = c.expected + c.count, head_hash = p_hashes[c.upto], head_xid = v_xid, state = c.state,
+           wake_at = refold.from_micros(c.wake_at), lease_until = v_now + c.ttl_s * interval '1 second'
+      from (select u.*
+              from unnest(p_threads, p_expected, p_head_hashes, p_fences, p_ttls_s, p_states, p_wakes_at, p_counts,
+                          v_upto)
+                   with ordinality u(thread, expected, head_hash, fence, ttl_s, state, wake_at, count, upto, place)
+             limit v_count) c
+     where t.thread = c.thread and t.head = c.expected and t.head_hash = c.head_hash
+       and t.fence = c.fence and t.holder is not null and t.head_xid < v_xid
+    returning c.*),
+  added as (
+    insert into refold.events (thread, seq, id, kind, version, fence, xid, recorded_at, hash, body)
+    select m.thread, m.expected + i, p_ids[m.upto - m.count + i], p_kinds[m.upto - m.count + i],
+           p_versions[m.upto - m.count + i], m.fence, v_xid, v_now, p_hashes[m.upto - m.count + i],
+           p_bodies[m.upto - m.count + i]
+      from moved m cross join generate_series(1, m.count) i)
+  select array_agg(m.place) into v_moved from moved m;
+  for i in 1..v_count loop
+    if v_moved is null or i <> all (v_moved) then
+      v_answers[i] := refold.classify(p_threads[i], p_fences[i], p_expected[i] + p_counts[i], p_hashes[v_upto[i]]);
     end if;
-    if refold.all_wait(p_threads[i], v_consumed) then
-      update refold.threads t
-         set head = p_last[i], head_hash = p_last_hashes[i], head_xid = v_xid, state = p_states[i],
-             wake_at = refold.from_micros(p_wakes_at[i]),
-             lease_until = v_now + p_ttls_s[i] * interval '1 second'
-       where t.thread = p_threads[i] and t.head = p_expected[i] and t.head_hash = p_head_hashes[i]
-         and t.fence = p_fences[i] and t.holder is not null and t.head_xid < v_xid;
-      if found then
-        v_outcome := 'appended';
-        v_head := p_last[i];
-      end if;
-    end if;
-    if v_outcome is null then
-      select c.outcome, c.head into v_outcome, v_head
-        from refold.classify(p_threads[i], p_fences[i], p_last[i], p_last_hashes[i]) c;
-    elsif cardinality(v_consumed) > 0 then
-      update refold.inbox m set consumed_seq = v_head
-       where m.thread = p_threads[i] and m.id = any (v_consumed);
-    end if;
-    outcomes := outcomes || v_outcome;
-    heads := heads || v_head;
   end loop;
-  insert into refold.events (thread, seq, id, kind, version, fence, xid, recorded_at, hash, body)
-  select p_threads[u.place], u.seq, u.id, u.kind, u.version, p_fences[u.place], v_xid, v_now, u.hash, u.body
-    from unnest(p_places, p_seqs, p_ids, p_kinds, p_versions, p_hashes, p_bodies)
-         u(place, seq, id, kind, version, hash, body)
-   where outcomes[u.place] = 'appended';
+  return v_answers;
 end $$;
 
 

@@ -236,7 +236,7 @@ class PostgresStore(Admitting):
                 except BaseException as error:
                     raise _Theirs(error) from error
                 rows = self._execute(line, sql.APPEND, sql.append_params(append))
-                result = sql.append_result(*rows[0])
+                result = sql.append_result(rows[0][0], append)
                 if result.outcome is not Outcome.APPENDED:
                     raise _Undone(result)
         except _Theirs as theirs:

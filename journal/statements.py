@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, LiteralString
 
-from .envelope import Event, NewEvent
+from .envelope import Event
 from .store import Admission, Append, AppendResult, Fork, Message, Outcome, ThreadInfo, ThreadState
 
 Params = tuple[Any, ...]
@@ -13,7 +13,7 @@ Row = tuple[Any, ...]
 
 
 APPEND: LiteralString = """
-select outcome, head from refold.append(
+select refold.append(
   %s, %s::int8, %b, %s::int8, %s::float8, %s, %s::int8, %b, %s, %s::int2, %b, %b)
 """
 CREATE: LiteralString = "select refold.create(%s)"
@@ -59,33 +59,8 @@ LIST: LiteralString = _STANDING + "from refold.list(%s::int8, %s, %s::int8, %s::
 
 
 def append_params(append: Append) -> Params:
-    """Parameters of refold.append for an append of one event that takes no message."""
+    """Parameters of APPEND, for an append of one event that takes no message."""
     (event,) = append.events
-    return (*_move(append), *_scalars(event, append.hashes[0]))
-
-
-def append_pair_params(append: Append) -> Params:
-    """Parameters of refold.append_pair for an append of two events that takes no message."""
-    first, second = append.events
-    return (*_move(append), *_scalars(first, append.hashes[0]), *_scalars(second, append.hashes[1]))
-
-
-def append_batch_params(append: Append) -> Params:
-    """Parameters of refold.append_batch."""
-    events = append.events
-    return (
-        *_move(append),
-        [event.id for event in events],
-        [event.kind for event in events],
-        [event.version for event in events],
-        list(append.hashes),
-        [event.body for event in events],
-        list(append.consumed),
-    )
-
-
-def _move(append: Append) -> Params:
-    """What each form of the append begins with: which head is to be moved, by whom, and what becomes of the thread."""
     return (
         append.thread,
         append.expected,
@@ -94,40 +69,11 @@ def _move(append: Append) -> Params:
         append.ttl_s,
         append.state.value,
         append.wake_at_us,
-    )
-
-
-def _scalars(event: NewEvent, chained: bytes) -> Params:
-    return (event.id, event.kind, event.version, chained, event.body)
-
-
-def append_many_params(appends: Sequence[Append]) -> Params:
-    """Parameters of refold.append_many; *appends* in the order of their threads."""
-    placed = [
-        (place, append.expected + offset, event)
-        for place, append in enumerate(appends, 1)
-        for offset, event in enumerate(append.events, 1)
-    ]
-    taken = [(place, message) for place, append in enumerate(appends, 1) for message in append.consumed]
-    return (
-        [append.thread for append in appends],
-        [append.expected for append in appends],
-        [append.expected_hash for append in appends],
-        [append.fence for append in appends],
-        [append.ttl_s for append in appends],
-        [append.state.value for append in appends],
-        [append.wake_at_us for append in appends],
-        [append.expected + len(append.events) for append in appends],
-        [append.hashes[-1] for append in appends],
-        [place for place, _, _ in placed],
-        [seq for _, seq, _ in placed],
-        [event.id for _, _, event in placed],
-        [event.kind for _, _, event in placed],
-        [event.version for _, _, event in placed],
-        [digest for append in appends for digest in append.hashes],
-        [event.body for _, _, event in placed],
-        [place for place, _ in taken],
-        [message for _, message in taken],
+        event.id,
+        event.kind,
+        event.version,
+        append.hashes[0],
+        event.body,
     )
 
 
@@ -178,9 +124,12 @@ def list_params(
     return at, thread, max(limit, 0), names, attention
 
 
-def append_result(outcome: str, head: int) -> AppendResult:
-    """The answer to one append."""
-    return AppendResult(Outcome(outcome), head)
+def append_result(answer: str, append: Append) -> AppendResult:
+    """What the server's answer says became of *append*."""
+    if answer == "appended":
+        return AppendResult(Outcome.APPENDED, append.expected + len(append.events))
+    outcome, head = answer.split()
+    return AppendResult(Outcome(outcome), int(head))
 
 
 def message_of(row: Row) -> Message:

@@ -9,103 +9,131 @@ from __future__ import annotations
 import select
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
-from .statements import append_batch_params, append_many_params, append_pair_params, append_params
-from .store import Append, AppendResult, Outcome
+from .envelope import NewEvent
+from .statements import append_result
+from .store import Append, AppendResult
 
 _BINARY = 1
 _COMMAND_OK, _TUPLES_OK = 1, 2
 
-_INT2, _INT4, _INT8, _FLOAT8 = (struct.Struct(form) for form in (">h", ">i", ">q", ">d"))
+_int2, _int4, _int8, _float8 = (struct.Struct(form).pack for form in (">h", ">i", ">q", ">d"))
 _ARRAY = struct.Struct(">iiIii")
+_NULL = _int4(-1)
 
+# Numbers of the types in the server's catalog.
+_BYTEA, _INT2, _INT4, _INT8, _FLOAT8, _TEXT, _UUID = 17, 21, 23, 20, 701, 25, 2950
+_EMPTY = {number: _ARRAY.pack(0, 0, number, 0, 0)[:12] for number in (_INT4, _INT8)}
 
-def _uuid(value: Any) -> bytes:
-    data: bytes = value.bytes
-    return data
+Written = list[bytes | None]
 
-
-# How a parameter of each type is written, and the type's number in the server's catalog.
-_TYPES: dict[str, tuple[Callable[[Any], bytes], int]] = {
-    "text": (str.encode, 25),
-    "bytea": (bytes, 17),
-    "int2": (_INT2.pack, 21),
-    "int4": (_INT4.pack, 23),
-    "int8": (_INT8.pack, 20),
-    "float8": (_FLOAT8.pack, 701),
-    "uuid": (_uuid, 2950),
-}
-
-_HEAD = "text int8 bytea int8 float8 text int8"
-_EVENT = "uuid text int2 bytea bytea"
+_thread = attrgetter("thread")
 
 
 class _Statement:
-    """A call of one of the append functions: its name on the connection, its text, how its parameters are written."""
+    """A call of one of the append functions: its name on the connection, its text, the formats of its parameters."""
 
-    def __init__(self, function: str, answer: str, types: str) -> None:
+    def __init__(self, function: str, parameters: int) -> None:
         self.name = f"refold_{function}".encode()
-        self.writers = [_writer(each) for each in types.split()]
-        self.formats = [_BINARY] * len(self.writers)
-        places = ", ".join(f"${place}" for place in range(1, len(self.writers) + 1))
-        self.text = f"select {answer} from refold.{function}({places})".encode()  # noqa: S608
-
-    def written(self, params: Sequence[Any]) -> list[bytes | None]:
-        return [
-            None if value is None else write(value) for write, value in zip(self.writers, params, strict=True)
-        ]
+        self.formats = [_BINARY] * parameters
+        places = ", ".join(f"${place}" for place in range(1, parameters + 1))
+        self.text = f"select refold.{function}({places})".encode()
 
 
-def _writer(name: str) -> Callable[[Any], bytes]:
-    write, number = _TYPES[name.removesuffix("[]")]
-    if not name.endswith("[]"):
-        return write
-    return lambda values: _array(number, write, values)
+_ONE, _PAIR, _BATCH, _MANY = (
+    _Statement(*each)
+    for each in (("append", 12), ("append_pair", 17), ("append_batch", 13), ("append_many", 15))
+)
 
 
-def _array(number: int, write: Callable[[Any], bytes], values: Sequence[Any]) -> bytes:
-    if not values:
-        return _ARRAY.pack(0, 0, number, 0, 0)[:12]
-    parts = [_ARRAY.pack(1, int(None in values), number, len(values), 1)]
-    for value in values:
-        if value is None:
-            parts.append(b"\xff\xff\xff\xff")
-        else:
-            data = write(value)
-            parts += (_INT4.pack(len(data)), data)
-    return b"".join(parts)
+def _alone(append: Append) -> tuple[_Statement, Written]:
+    """The cheapest statement that makes *append*, and its parameters."""
+    wake = append.wake_at_us
+    move: Written = [
+        append.thread.encode(),
+        _int8(append.expected),
+        append.expected_hash,
+        _int8(append.fence),
+        _float8(append.ttl_s),
+        str.encode(append.state),
+        None if wake is None else _int8(wake),
+    ]
+    events, hashes = append.events, append.hashes
+    if append.consumed or len(events) > 2:
+        return _BATCH, [*move, *_columns(events, hashes), _fixed(_INT8, 8, map(_int8, append.consumed))]
+    for event, chained in zip(events, hashes, strict=True):
+        move += (_id(event), event.kind.encode(), _int2(event.version), chained, event.body)
+    return _ONE if len(events) == 1 else _PAIR, move
+
+
+def _together(appends: Sequence[Append]) -> Written:
+    """Parameters of append_many; *appends* in the order of their threads."""
+    events = [event for append in appends for event in append.events]
+    hashes = [chained for append in appends for chained in append.hashes]
+    wakes = [append.wake_at_us for append in appends]
+    taken = [(place, message) for place, append in enumerate(appends, 1) for message in append.consumed]
+    return [
+        _array(_TEXT, [_sized(append.thread.encode()) for append in appends]),
+        _fixed(_INT8, 8, [_int8(append.expected) for append in appends]),
+        _fixed(_BYTEA, 32, [append.expected_hash for append in appends]),
+        _fixed(_INT8, 8, [_int8(append.fence) for append in appends]),
+        _fixed(_FLOAT8, 8, [_float8(append.ttl_s) for append in appends]),
+        _array(_TEXT, [_sized(str.encode(append.state)) for append in appends]),
+        _array(_INT8, [_NULL if wake is None else _sized(_int8(wake)) for wake in wakes], nulls=True),
+        _fixed(_INT4, 4, [_int4(len(append.events)) for append in appends]),
+        *_columns(events, hashes),
+        _fixed(_INT4, 4, [_int4(place) for place, _ in taken]),
+        _fixed(_INT8, 8, [_int8(message) for _, message in taken]),
+    ]
+
+
+def _columns(events: Sequence[NewEvent], hashes: Sequence[bytes]) -> Written:
+    return [
+        _fixed(_UUID, 16, map(_id, events)),
+        _array(_TEXT, [_named(event.kind) for event in events]),
+        _fixed(_INT2, 2, [_int2(event.version) for event in events]),
+        _fixed(_BYTEA, 32, hashes),
+        _array(
+            _BYTEA, [part for event in events for part in (_int4(len(event.body)), event.body)], len(events)
+        ),
+    ]
+
+
+def _id(event: NewEvent) -> bytes:
+    return event.id.int.to_bytes(16)
+
+
+def _sized(value: bytes) -> bytes:
+    return _int4(len(value)) + value
+
+
+@lru_cache(256)
+def _named(value: str) -> bytes:
+    return _sized(value.encode())
+
+
+def _fixed(number: int, size: int, values: Iterable[bytes]) -> bytes:
+    """An array of values of one size: what stands between two of them is the next one's length."""
+    length = _int4(size)
+    parts = list(values)
+    return _array(number, [length, length.join(parts)], len(parts)) if parts else _EMPTY[number]
+
+
+def _array(number: int, parts: Sequence[bytes], count: int | None = None, *, nulls: bool = False) -> bytes:
+    """An array of *count* values, one for each part unless it is given; each value has its length before it."""
+    return _ARRAY.pack(1, nulls, number, len(parts) if count is None else count, 1) + b"".join(parts)
 
 
 def _elements(data: bytes) -> Iterable[bytes]:
     """The elements of an array without nulls, as the server writes it."""
     place = _ARRAY.size
     while place < len(data):
-        (size,) = _INT4.unpack_from(data, place)
-        place += 4
-        yield data[place : place + size]
-        place += size
-
-
-_ONE = _Statement("append", "outcome, head", f"{_HEAD} {_EVENT}")
-_PAIR = _Statement("append_pair", "outcome, head", f"{_HEAD} {_EVENT} {_EVENT}")
-_BATCH = _Statement("append_batch", "outcome, head", f"{_HEAD} uuid[] text[] int2[] bytea[] bytea[] int8[]")
-_MANY = _Statement(
-    "append_many",
-    "outcomes, heads",
-    "text[] int8[] bytea[] int8[] float8[] text[] int8[] int8[] bytea[] "
-    "int4[] int8[] uuid[] text[] int2[] bytea[] bytea[] int4[] int8[]",
-)
-_OUTCOMES = {each.value.encode(): each for each in Outcome}
-
-
-def _one(append: Append) -> tuple[_Statement, Sequence[Any]]:
-    """The cheapest statement that makes *append*, and its parameters."""
-    if not append.consumed and len(append.events) == 1:
-        return _ONE, append_params(append)
-    if not append.consumed and len(append.events) == 2:
-        return _PAIR, append_pair_params(append)
-    return _BATCH, append_batch_params(append)
+        start = place + 4
+        place = start + int.from_bytes(data[place:start])
+        yield data[start:place]
 
 
 def _wait(fileno: int, *, writable: bool) -> None:
@@ -149,8 +177,9 @@ class Wire:
         self._refused = refused
         self._prepared: set[_Statement] = set()
         self._statement = _ONE
-        self._params: list[bytes | None] = []
-        self._order: list[int] = []
+        self._params: Written = []
+        self._appends: Sequence[Append] = ()
+        self._sorted: Sequence[Append] = ()
         self._preparing = False
         self._answer: Any = None
 
@@ -170,15 +199,14 @@ class Wire:
 
         Whatever it raises, the call may or may not have been sent.
         """
-        self._order = [0]
-        if len(appends) > 1:
-            # Every call locks its threads in one order, so no two can wait for each other.
-            self._order = sorted(range(len(appends)), key=lambda place: appends[place].thread)
-            params: Sequence[Any] = append_many_params([appends[place] for place in self._order])
-            statement = _MANY
+        self._appends = appends
+        if len(appends) == 1:
+            statement, self._params = _alone(appends[0])
         else:
-            statement, params = _one(appends[0])
-        self._statement, self._params = statement, statement.written(params)
+            # Every call locks its threads in one order, so no two can wait for each other.
+            self._sorted = sorted(appends, key=_thread)
+            statement, self._params = _MANY, _together(self._sorted)
+        self._statement = statement
         self._preparing = self._prepare and statement not in self._prepared
         if self._preparing:
             self._connection.send_prepare(statement.name, statement.text)
@@ -229,10 +257,13 @@ class Wire:
     def _results(self, answer: Any) -> list[AppendResult]:
         if answer.status != _TUPLES_OK:
             raise self._refused(answer)
-        outcomes, heads = answer.get_value(0, 0), answer.get_value(0, 1)
-        if len(self._order) == 1 and self._statement is not _MANY:
-            return [AppendResult(_OUTCOMES[outcomes], _INT8.unpack(heads)[0])]
-        results: list[AppendResult | None] = [None] * len(self._order)
-        for place, outcome, head in zip(self._order, _elements(outcomes), _elements(heads), strict=True):
-            results[place] = AppendResult(_OUTCOMES[outcome], _INT8.unpack(head)[0])
-        return [result for result in results if result is not None]
+        answers = answer.get_value(0, 0)
+        if self._statement is not _MANY:
+            return [append_result(answers.decode(), self._appends[0])]
+        if answers == _array(_TEXT, [_named("appended")] * len(self._appends)):
+            return [append_result("appended", append) for append in self._appends]
+        found = {
+            append.thread: append_result(each.decode(), append)
+            for each, append in zip(_elements(answers), self._sorted, strict=True)
+        }
+        return [found[append.thread] for append in self._appends]

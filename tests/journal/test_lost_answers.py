@@ -8,12 +8,14 @@ from typing import Any
 
 import psycopg
 import pytest
-from appends import check_whole, event
+from appends import Pen, check_whole, event, verify
 from conftest import PostgresServer
 from fault_proxy import Cut, FaultProxy
 from refold.journal.envelope import chain
 from refold.journal.errors import RefoldError, StoreUnavailable, ThreadBusy
 from refold.journal.journal import Journal
+from refold.journal.postgres import PostgresStore
+from refold.journal.statements import APPEND, append_params
 from refold.journal.store import AppendResult, Fork, Outcome, Release, ThreadState
 from refold.journal.tenure import Tenure
 
@@ -112,6 +114,39 @@ def test_a_group_whose_answer_was_lost_is_there_once(
     for tenure in tenures:
         write(tenure)
         check_whole(journal, tenure.thread, 4)
+
+
+@pytest.mark.parametrize("ends", ["commit", "rollback"])
+@pytest.mark.parametrize("appends", [True, False])
+def test_a_group_that_waited_for_a_row_goes_by_what_it_then_finds(
+    postgres_server: PostgresServer, database: str, ends: str, appends: bool
+) -> None:
+    """The other transaction makes the very append of the group, or renews the lease."""
+    dsn = postgres_server.dsn(database)
+    store = PostgresStore.open(dsn)
+    pens = [Pen(store, thread) for thread in ("a", "b", "c")]
+    group = [pens[0].next(), pens[1].next([event(), event()]), pens[2].next()]
+    results: list[AppendResult] = []
+    with psycopg.connect(dsn) as other:
+        if appends:
+            other.execute(APPEND, append_params(group[2]))
+        else:
+            other.execute("select refold.renew('c', %s, 9)", [pens[2].fence])
+        sender = threading.Thread(target=lambda: results.extend(store.append_many(group)))
+        sender.start()
+        wait_for_waiter(postgres_server, database)
+        getattr(other, ends)()
+    sender.join(SOON_S)
+
+    last = Outcome.DUPLICATE if appends and ends == "commit" else Outcome.APPENDED
+    assert [(each.outcome, each.head) for each in results] == [
+        (Outcome.APPENDED, 1),
+        (Outcome.APPENDED, 2),
+        (last, 1),
+    ]
+    for pen in pens:
+        verify(store.read(pen.thread))
+    store.close()
 
 
 def test_a_zombies_append_and_its_retry_make_one_event(

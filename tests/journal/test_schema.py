@@ -488,6 +488,39 @@ def test_a_page_of_threads_by_state_reads_no_more_than_it_shows(crowded: psycopg
     assert after[1] - before[1] < 500
 
 
+def test_a_shared_append_finds_its_threads_by_key_however_many_there_are(
+    crowded: psycopg.Connection[Any],
+) -> None:
+    """The function's own statement: planned once, for good, so it must not go by how large the table was then."""
+    counts = "select seq_scan, seq_tup_read, idx_tup_fetch from pg_stat_user_tables where relname = 'threads'"
+
+    def counted() -> tuple[int, ...]:
+        crowded.execute("select pg_stat_force_next_flush()")
+        row = crowded.execute(counts).fetchone()
+        assert row is not None
+        return row
+
+    names = [f"t{number}" for number in range(4001, 4065)]
+    crowded.execute(
+        "select refold.acquire(t, gen_random_uuid(), '', 30, null) from unnest(%s::text[]) t", [names]
+    )
+    many = """
+        select refold.append_many(
+                 array_agg(t.thread), array_agg(t.head::int8), array_agg(t.head_hash), array_agg(t.fence),
+                 array_agg(30::float8), array_agg(t.state::text), array_agg(null::int8), array_agg(1),
+                 array_agg(gen_random_uuid()), array_agg('k'::text), array_agg(1::int2), array_agg(sha256('')),
+                 array_agg(''::bytea), '{}', '{}')
+          from (select * from refold.threads where thread = any (%s::text[]) order by thread) t
+        """
+    before = counted()
+    row = crowded.execute(many, [names]).fetchone()
+    after = counted()
+
+    assert row == (["appended"] * 64,)
+    assert after[:2] == before[:2]
+    assert after[2] - before[2] <= 3 * 64
+
+
 def test_the_schema_is_read_from_the_package() -> None:
     assert schema_sql().startswith("-- refold:")
 
