@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -19,8 +19,11 @@ from .timeline import standing
 
 LAST_EVENTS = 20
 """How many of a thread's last events tell what it stopped for."""
+PAGE = 1000
+"""How many events are read at once to find what began longer ago."""
 
 _AT_REST = (ThreadState.IDLE, ThreadState.FINISHED, ThreadState.FAILED, ThreadState.CANCELLED)
+_STARTS = ("model_started", "tool_started")
 _TENURE = (ev.RunStarted, ev.RunResumed, ev.RunReleased)
 
 
@@ -31,7 +34,9 @@ class Attention(Struct, frozen=True):
     remedy: str
 
 
-def explain(info: ThreadInfo, last: Sequence[Event], inputs: int = 0) -> Attention:
+def explain(
+    info: ThreadInfo, last: Sequence[Event], inputs: int = 0, models: Collection[str] = ()
+) -> Attention:
     """
     Why the thread of *info* needs somebody; no reason if it does not.
 
@@ -39,6 +44,7 @@ def explain(info: ThreadInfo, last: Sequence[Event], inputs: int = 0) -> Attenti
         info: Its row.
         last: Its newest events, up to `LAST_EVENTS` of them.
         inputs: How many inputs wait to become runs of a thread at rest.
+        models: Which of the calls that it is parked for are a model's: nobody else can say what a model has answered.
     """
     try:
         bodies = [ev.decode_event(event) for event in last]
@@ -47,7 +53,7 @@ def explain(info: ThreadInfo, last: Sequence[Event], inputs: int = 0) -> Attenti
     resume = _command("resume", info, options=["--agent", "MODULE:ATTRIBUTE"])
     match info.state:
         case ThreadState.PARKED:
-            return _parked(info, bodies, resume)
+            return _parked(info, bodies, resume, models)
         case ThreadState.WAITING:
             return _waiting(info, bodies, resume)
         case _ if inputs:
@@ -134,17 +140,39 @@ def _look(journal: Journal, info: ThreadInfo) -> Attention:
     last = journal.read(info.thread, after=after, upto=info.head, limit=LAST_EVENTS)
     at_rest = info.state in _AT_REST and info.inbox_waiting
     inputs = sum(each.kind == INPUT for each in journal.inbox(info.thread)) if at_rest else 0
-    return explain(info, last, inputs)
+    models = _model_calls(journal, info, last) if info.state is ThreadState.PARKED else ()
+    return explain(info, last, inputs, models)
 
 
-def _parked(info: ThreadInfo, bodies: Sequence[ev.EventBody], resume: str) -> Attention:
+def _model_calls(journal: Journal, info: ThreadInfo, last: Sequence[Event]) -> set[str]:
+    """Which of the calls that a thread is parked for are a model's, as their starts say, however long ago."""
+    known = [ev.decode_event(event) for event in last if ev.is_known(event)]
+    parked = next((body for body in reversed(known) if isinstance(body, ev.RunParked)), None)
+    wanted = set(parked.calls) if parked is not None else set()
+    found: set[str] = set()
+    events = last
+    while wanted and events:
+        starts = [ev.decode_event(event) for event in events if event.kind in _STARTS and ev.is_known(event)]
+        found |= {body.call for body in starts if isinstance(body, ev.ModelStarted) and body.call in wanted}
+        wanted -= {body.call for body in starts if isinstance(body, ev.ModelStarted | ev.ToolStarted)}
+        end = events[0].seq - 1
+        events = journal.read(info.thread, after=max(0, end - PAGE), upto=end, limit=PAGE)
+    return found
+
+
+def _parked(
+    info: ThreadInfo, bodies: Sequence[ev.EventBody], resume: str, models: Collection[str]
+) -> Attention:
     parked = next((body for body in reversed(bodies) if isinstance(body, ev.RunParked)), None)
     if info.inbox_waiting:
         return Attention(f"{info.inbox_waiting} answers have come and wait to be taken", resume)
     if parked is None:
         return Attention("parked", _command("state", info))
-    how = "--result JSON | --did-not-happen | --failed TEXT"
-    calls = [f"{_command('resolve', info, call)} ({how})" for call in parked.calls]
+    how = "--did-not-happen | --failed TEXT"
+    calls = [
+        f"{_command('resolve', info, call)} ({how if call in models else f'--result JSON | {how}'})"
+        for call in parked.calls
+    ]
     return Attention(parked.reason, "; ".join(calls) or resume)
 
 

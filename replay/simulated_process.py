@@ -43,7 +43,7 @@ class Owner(Protocol):
         """A worker is gone."""
 
     def known_since(self, name: str, fence: int) -> int:
-        """What `journal.holder` tells of the worker of that name: who is dead is provably so."""
+        """What `journal.holder` tells of the worker of that name: whether it is dead, and who was before it."""
 
     def rival(self, *, steal: bool) -> None:
         """Send another worker at once."""
@@ -103,6 +103,7 @@ class Process:
     def __init__(self, owner: Owner, number: int) -> None:
         self.owner = owner
         self.world = owner.world
+        self.number = number
         self.name = f"w{number}"
         self.alive = True
         self.gone = False

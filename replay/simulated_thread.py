@@ -77,7 +77,8 @@ class Lane:
     def known_since(self, name: str, fence: int) -> int:
         """The first fence of the row of dead workers up to the one of that name; 0 if it may live."""
         for worker in self.workers:
-            if worker.name == name and not worker.alive:
+            # Every second worker has a machine of its own: nobody can tell a dead one there from one that is cut off.
+            if worker.name == name and not worker.alive and worker.number % 2 == 0:
                 return (worker.tenure.known_since if worker.tenure else 0) or fence
         return 0
 

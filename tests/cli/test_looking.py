@@ -13,6 +13,7 @@ from refold.journal.journal import Journal
 from refold.journal.store import ThreadState
 from refold.replay import answers
 from refold.replay import events as ev
+from refold.replay.requests import RequestDelta
 from refold.replay.timeline import Timeline, summary
 
 
@@ -348,6 +349,34 @@ def test_attention_tells_why_and_what_to_do(refold: Refold, scribe: Scribe, jour
     assert refold("send", "--signal", "it's", "--", "-waits").exit_code == 0
     rows = {row["thread"]: row for row in documents(refold("threads", "--attention", "--json"))}
     assert rows["-waits"]["reason"] == "2 messages have come and wait to be taken"
+
+
+def test_a_parked_model_call_is_told_what_can_be_said_of_it_and_that_is_taken(
+    refold: Refold, scribe: Scribe
+) -> None:
+    """Nobody can say what a model has answered; that it was a model's call is told by an event long before."""
+    asked = ev.ModelStarted(at=1, call="r1/1", fingerprint="f", request=RequestDelta())
+    scribe.write("t", ev.ThreadCreated(at=1, uid="u"), started(), asked)
+    steps = [
+        ev.StepRecorded(at=1, call=f"r1/2.{n}", name="step", args=Raw(b"{}"), result=Raw(b"1"))
+        for n in range(30)
+    ]
+    scribe.write("t", *steps, ev.ToolStarted(at=1, call="r1/3", tool="pay", args=Raw(b"{}"), key="k"))
+    scribe.write(
+        "t",
+        ev.RunParked(
+            at=1, run="r1", reason="the outcome of a model call, pay is unknown", calls=["r1/1", "r1/3"]
+        ),
+        state=ThreadState.PARKED,
+    )
+
+    (row,) = documents(refold("threads", "--attention", "--json"))
+    model, tool = row["remedy"].split("; ")
+
+    assert model == "refold resolve t r1/1 (--did-not-happen | --failed TEXT)"
+    assert tool == "refold resolve t r1/3 (--result JSON | --did-not-happen | --failed TEXT)"
+    assert refold("resolve", "t", "r1/1", "--result", "1").exit_code == 2
+    assert refold("resolve", "t", "r1/1", "--did-not-happen").exit_code == 0
 
 
 def test_a_thread_replays_offline_with_exit_code_0(refold: Refold, tmp_path: Path) -> None:
