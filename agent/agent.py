@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, TypeVar, Unpack, cast
 
 from msgspec import structs
@@ -113,11 +114,8 @@ class Agent:
             in_doubt=in_doubt,
         )
 
-        async def loop(run: Run, value: Any) -> Any:
-            return await run_loop(spec, run, value)
-
         self.program = Program(
-            loop,
+            partial(run_loop, spec),
             name=name,
             definition=_definition(spec, self.model_name, params),
             concurrency=concurrency,

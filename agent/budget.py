@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from ..journal.errors import UsageError
 from ..replay.response import Response
-from ..replay.usage import Totals
+from ..replay.run import Run
 
 
 class BudgetSpent(Exception):
@@ -66,28 +66,30 @@ class Spent:
     def __init__(self, agent: str, budget: Budget) -> None:
         self._agent = agent
         self._budget = budget
+        self._limited = budget.max_tokens is not None or budget.max_cost_micro is not None
         self._without_usage = self._without_cost = ""
         """Models that did not say."""
 
     def add(self, response: Response) -> None:
         """Remember of a response what it does not say; of answers that could not be used that is nobody's fault."""
+        if not self._limited:
+            return
         usage = response.usage
         if usage.input_tokens is None or usage.output_tokens is None:
             self._without_usage = response.model or "the model"
         if usage.cost_micro is None:
             self._without_cost = response.model or "the model"
 
-    def check(self, used: Totals) -> None:
+    def check(self, run: Run) -> None:
         """
         Before a model is asked again.
-
-        Args:
-            used: What the run has used so far.
 
         Raises:
             BudgetSpent: A limit is reached, or cannot be kept because an amount is unknown.
         """
-        budget = self._budget
+        if not self._limited:
+            return
+        budget, used = self._budget, run.usage
         if budget.max_tokens is not None:
             if self._without_usage:
                 self._unknown("max_tokens", self._without_usage, "how many tokens it used")

@@ -25,6 +25,8 @@ INTERRUPTED = codec.canonical(
     "The call was interrupted; it may or may not have happened. Do not repeat it without checking."
 )
 
+_QUOTE, _BACKSLASH = b'"\\'
+
 
 class CallRequest(Struct, frozen=True, gc=False):
     """One tool call as a model asked for it; `id` is what the provider is answered by, unique in its message."""
@@ -161,10 +163,11 @@ def result_item(request_id: str, call_id: str, content: bytes) -> Item:
 def result_content(result: Raw) -> bytes:
     """What a model reads of a tool's result: text as it is, everything else as JSON."""
     data = bytes(result)
+    is_text = data[0] == _QUOTE
     # Text without escapes is canonical as it stands; a file that was imported may hold others.
-    if data[:1] == b'"' and b"\\" not in data:
+    if is_text and _BACKSLASH not in data:
         return data
-    return codec.encode(codec.decode(data) if data[:1] == b'"' else data.decode(), what="a tool message")
+    return codec.encode(codec.decode(data) if is_text else data.decode(), what="a tool message")
 
 
 def failure_content(message: str, effect: Effect) -> bytes:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from ..journal import codec
 from ..replay.errors import ModelError, ToolError
-from ..replay.ports import InDoubt, ToolSpec
+from ..replay.ports import InDoubt
 from ..replay.requests import Item, Messages, Params
 from ..replay.response import Response
-from ..replay.run import Run
+from ..replay.run import Ask, Run
 from .arguments import BadArguments
 from .budget import Budget, Spent
 from .conversation import CallRequest, error_content, read_reply, result_content, result_item, user_item
@@ -43,15 +43,15 @@ async def run_loop(spec: LoopSpec, run: Run, value: Any) -> Any:
     """Ask the model, call the tools it wants, tell it the results, until it wants none."""
     models = [Params(each) for each in spec.params]
     preamble = _preamble(spec, run)
-    conversation = run.prior.messages.copy()
+    # Where nothing is cut out of it, the conversation begins with the preamble and only grows.
+    conversation = run.prior.messages.copy() if spec.history else preamble + run.prior.messages
     conversation.add_item(user_item(value, run.run_id))
     # The limits it began with, whatever they are by now: what is recorded must not depend on a later one.
     spent, misfits = Spent(spec.name, Budget.of_run(run.definition)), 0
     max_steps = int(run.definition.get("max_steps", spec.max_steps))
     for _ in range(max_steps):
-        spent.check(run.usage)
-        history = spec.history(conversation) if spec.history else conversation
-        messages = preamble + history
+        spent.check(run)
+        messages = preamble + spec.history(conversation) if spec.history else conversation
         try:
             response: Response = await run.model(messages=messages, params=models[0], in_doubt=spec.in_doubt)
         except ModelError as error:
@@ -72,9 +72,11 @@ async def run_loop(spec: LoopSpec, run: Run, value: Any) -> Any:
                     ) from None
                 conversation.add(misfit(spec.output.name, str(error)))
                 continue
-        answers = await run.gather(*[_answer(spec, run, call) for call in reply.calls])
-        for call, (call_id, content) in zip(reply.calls, answers, strict=True):
-            conversation.add_item(result_item(call.id, call_id, content))
+        asked = [_ask(spec, run, call) for call in reply.calls]
+        outcomes = await run.gather(*asked)
+        for call, ask, outcome in zip(reply.calls, asked, outcomes, strict=True):
+            content = error_content(outcome) if isinstance(outcome, ToolError) else result_content(outcome)
+            conversation.add_item(result_item(call.id, ask.call_id, content))
     raise StepLimit(f"agent {spec.name!r} asked the model {max_steps} times without coming to an end")
 
 
@@ -90,7 +92,7 @@ async def _fall_back(
     """The response of the next model that gives one; the first, which has failed for good, is asked no more."""
     while len(models) > 1:
         del models[0]
-        spent.check(run.usage)
+        spent.check(run)
         try:
             response: Response = await run.model(messages=messages, params=models[0], in_doubt=spec.in_doubt)
         except ModelError as another:
@@ -154,24 +156,16 @@ def _preamble(spec: LoopSpec, run: Run) -> Messages:
     return preamble
 
 
-async def _answer(spec: LoopSpec, run: Run, call: CallRequest) -> tuple[str, bytes]:
-    """Call one tool; its call id, and what the model reads of its outcome."""
-    known_tool = spec.tools.get(call.name)
-    tool: ToolSpec = known_tool or _Missing(call.name)
-    # As asked, even if refused now: a version that had this tool may have called it, and its record must match.
+def _ask(spec: LoopSpec, run: Run, call: CallRequest) -> Ask:
+    """What calls one tool."""
     arguments = call.arguments
-    refused: str | None = None
-    if known_tool is None:
+    tool = spec.tools.get(call.name)
+    if tool is None:
+        # As asked, even if refused now: a version that had this tool may have called it, and its record must match.
         known = ", ".join(sorted(spec.tools)) or "none"
         refused = f"there is no tool named {call.name!r}; the tools are: {known}"
+        given = {} if isinstance(arguments, BadArguments) else arguments
+        return run.recorded_tool(_Missing(call.name), given, refused=refused)
     if isinstance(arguments, BadArguments):
-        refused = refused or arguments.message
-        arguments = {}
-    elif known_tool is not None:
-        refused = known_tool.misfit(arguments)
-    ask = run.recorded_tool(tool, arguments, refused=refused)
-    try:
-        result: Raw = await ask
-    except ToolError as error:
-        return ask.call_id, error_content(error)
-    return ask.call_id, result_content(result)
+        return run.recorded_tool(tool, {}, refused=arguments.message)
+    return run.recorded_tool(tool, arguments, refused=tool.misfit(arguments))

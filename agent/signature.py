@@ -53,6 +53,14 @@ class Signature(Struct, frozen=True, eq=False, kw_only=True):
     binding: inspect.Signature
     schema: bytes
 
+    def fits(self, args: Mapping[str, Any]) -> bool:
+        """Whether every argument is given in a type that needs no conversion; `convert` decides about all others."""
+        for parameter in self.parameters:
+            kind = type(args.get(parameter.name))
+            if kind is not parameter.hint or kind not in _LEAVES:
+                return False
+        return len(args) == len(self.parameters)
+
     def convert(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """
         *args* as the function wants them, defaults filled in.

@@ -127,6 +127,8 @@ class Tool(Struct, Generic[P, R], frozen=True, eq=False, kw_only=True):
 
     def misfit(self, args: Mapping[str, Any]) -> str | None:
         """What the model reads of *args*, plain JSON values, if they do not fit; None if they do."""
+        if self.signature.fits(args):
+            return None
         try:
             self.signature.convert(args)
         except ToolError as error:

@@ -26,6 +26,7 @@ __all__ = [
     "decode",
     "describe_error",
     "encode",
+    "encode_if_plain",
     "may_have_tags",
     "normalise",
     "refuse_size",
@@ -46,6 +47,19 @@ def encode(value: Any, *, what: str = "value") -> bytes:
     Raises:
         UnsupportedValue: It cannot be recorded; names *what*, the type and the path to it.
     """
+    data = encode_if_plain(value)
+    if data is not None:
+        return data
+    try:
+        return encode_plain(Recorder(what).tree(value))
+    except (RuntimeError, ValueError) as error:
+        raise UnsupportedValue(
+            f"{what} cannot be recorded: {error}; give a value that nothing else changes"
+        ) from error
+
+
+def encode_if_plain(value: Any) -> bytes | None:
+    """What `encode` gives for a value that is plain JSON as it stands; None for one that needs its rules."""
     try:
         if _is_plain(value, VALUE_DEPTH_MAX):
             data = encode_plain(value)
@@ -54,12 +68,7 @@ def encode(value: Any, *, what: str = "value") -> bytes:
     except (TypeError, UnicodeEncodeError, RuntimeError):
         # keys that are not text, text that is not UTF-8, nesting without end: the rules know
         pass
-    try:
-        return encode_plain(Recorder(what).tree(value))
-    except (RuntimeError, ValueError) as error:
-        raise UnsupportedValue(
-            f"{what} cannot be recorded: {error}; give a value that nothing else changes"
-        ) from error
+    return None
 
 
 def decode(data: bytes | msgspec.Raw) -> Any:

@@ -26,7 +26,7 @@ VALUE_DEPTH_MAX = 100
 """How many containers may be nested in one value; a list of scalars has depth 1."""
 
 TAG = "~"
-_TAG_BYTE = b"~"
+_TAG_BYTE = ord(TAG)
 _TAG_BYTES = b'{"~'
 
 Path: TypeAlias = "tuple[Path, Any] | None"

@@ -6,44 +6,46 @@ import random
 from collections.abc import Coroutine
 from typing import Any
 
+from msgspec import Struct
+
 from .requests import Base
 
 
-class Branch:
-    """One line of control: the program itself, or a branch of a gather. `base` is what it last asked a model."""
+class Group(Struct, eq=False):
+    """
+    A gather that waits for its branches.
 
-    __slots__ = ("base", "coroutine", "counter", "group", "index", "path", "stream")
+    Attributes:
+        left: How many of them have not ended.
+        failed: Index of the lowest branch that has failed, and `error` what it raised.
+    """
 
-    def __init__(
-        self,
-        coroutine: Coroutine[Any, Any, Any],
-        path: str,
-        group: Group | None,
-        index: int,
-        base: Base | None,
-    ) -> None:
-        self.coroutine = coroutine
-        self.path = path
-        self.group = group
-        self.index = index
-        self.base = base
-        self.counter = 0
-        self.stream: random.Random | None = None
+    parent: Branch
+    left: int
+    results: list[Any]
+    failed: int
+    error: BaseException | None = None
+
+
+class Branch(Struct, eq=False):
+    """
+    One line of control: the program itself, or a branch of a gather.
+
+    Attributes:
+        coroutine: What is stepped; None for a branch that is one bare command.
+        base: What it last asked a model.
+        asked: How many commands it has asked for.
+    """
+
+    coroutine: Coroutine[Any, Any, Any] | None
+    path: str
+    group: Group | None
+    index: int
+    base: Base | None
+    asked: int = 0
+    stream: random.Random | None = None
 
     def next_path(self) -> str:
         """The path of the next thing this branch asks for."""
-        self.counter += 1
-        return f"{self.path}.{self.counter}" if self.path else str(self.counter)
-
-
-class Group:
-    """A gather that waits for its branches."""
-
-    __slots__ = ("errors", "left", "parent", "results")
-
-    def __init__(self, parent: Branch, size: int) -> None:
-        self.parent = parent
-        self.left = size
-        self.results: list[Any] = [None] * size
-        self.errors: dict[int, BaseException] = {}
-        """By the index of the branch."""
+        self.asked = asked = self.asked + 1
+        return f"{self.path}.{asked}" if self.path else str(asked)

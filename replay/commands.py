@@ -33,7 +33,7 @@ class ToolCall(Struct, frozen=True, tag_field="command", tag="tool"):
     Args:
         tool: Which.
         args: Canonical bytes of the named arguments.
-        raw: Reply with the result's bytes as they are recorded.
+        raw: Reply with the outcome as it is recorded: the result's bytes, or the `ToolError`, which is not raised.
         refused: Why the call cannot even begin (arguments that do not fit); it is recorded as failed.
     """
 
@@ -86,38 +86,23 @@ class Phase(Enum):
     """A timer or a wait that is recorded."""
 
 
-class Call:
+class Call(Struct, eq=False):
     """One command that has been asked and not yet answered."""
 
-    __slots__ = (
-        "asked_us",
-        "attempt",
-        "branch",
-        "command",
-        "due",
-        "failures",
-        "id",
-        "key",
-        "path",
-        "phase",
-        "retry_at",
-    )
-
-    def __init__(self, path: str, call_id: str, command: Command, branch: Branch) -> None:
-        self.path = path
-        self.id = call_id
-        self.command = command
-        self.branch = branch
-        self.phase = Phase.ASKED
-        self.attempt = 0
-        """Attempts whose start or failure is recorded."""
-        self.failures = 0
-        """Attempts that failed and were to be followed by another; what a crash took is none of them."""
-        self.key: str | None = None
-        self.due: int | None = None
-        self.retry_at: int | None = None
-        self.asked_us = 0
-        """When the start of the attempt under way was made, by the host's clock: before it was recorded."""
+    path: str
+    id: str
+    command: Command
+    branch: Branch
+    phase: Phase = Phase.ASKED
+    attempt: int = 0
+    """Attempts whose start or failure is recorded."""
+    failures: int = 0
+    """Attempts that failed and were to be followed by another; what a crash took is none of them."""
+    key: str | None = None
+    due: int | None = None
+    retry_at: int | None = None
+    asked_us: int = 0
+    """When the start of the attempt under way was made, by the host's clock: before it was recorded."""
 
     def describe(self) -> str:
         """One line for people: what is asked."""

@@ -35,19 +35,20 @@ def check_deadline(deadline_s: Any) -> None:
 def check_call(call: Call) -> None:
     """Raise `LimitExceeded` if what is asked is too large for the event that has to record it."""
     command = call.command
-    match command:
-        case ToolCall() if len(command.args) > RESULT_BYTES_MAX:
-            what, size = f"the arguments of tool {command.tool.name!r}", len(command.args)
-        case StepCall() if len(command.args) > RESULT_BYTES_MAX:
-            what, size = f"the arguments of step {command.name!r}", len(command.args)
-        case ModelCall() if command.request.bytes > RESULT_BYTES_MAX:
+    if type(command) is ModelCall:
+        if command.request.bytes > RESULT_BYTES_MAX:
             # Only what the request before on this branch did not have is recorded.
-            what = "what is new in a model request"
-            size = len(codec.canonical(command.request.delta(call.branch.base)))
-        case _:
-            return
-    if size > RESULT_BYTES_MAX:
-        codec.refuse_size(size, what=f"{what} at {call.id}", limit=RESULT_BYTES_MAX)
+            new = codec.canonical(command.request.delta(call.branch.base))
+            _check_asked(call, new, "what is new in a model request")
+    elif type(command) is ToolCall:
+        if len(command.args) > RESULT_BYTES_MAX:
+            _check_asked(call, command.args, f"the arguments of tool {command.tool.name!r}")
+    elif type(command) is StepCall and len(command.args) > RESULT_BYTES_MAX:
+        _check_asked(call, command.args, f"the arguments of step {command.name!r}")
+
+
+def _check_asked(call: Call, data: bytes, what: str) -> None:
+    codec.check_size(data, what=f"{what} at {call.id}", limit=RESULT_BYTES_MAX)
 
 
 def check_response(response: bytes, beside: RequestDelta) -> None:

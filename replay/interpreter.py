@@ -15,7 +15,7 @@ from msgspec import Raw
 from ..journal import codec
 from ..journal.errors import UnsupportedValue
 from . import events as ev
-from .commands import Call, ModelCall, Phase, Sleep, StepCall, ToolCall, WaitFor, shorten
+from .commands import Call, Command, ModelCall, Phase, Sleep, StepCall, ToolCall, WaitFor, shorten
 from .divergence import Divergence, describe_body
 from .errors import ModelError, StepError, ToolError
 from .machine import Machine
@@ -24,6 +24,9 @@ from .requests import Base, Prior
 from .response import Response
 
 C = TypeVar("C", ModelCall, ToolCall, StepCall, Sleep, WaitFor)
+
+_STARTED = Phase.STARTED
+"""Looked up once: an enum looks for its members anew each time."""
 
 
 class Interpreter:
@@ -58,8 +61,8 @@ class Interpreter:
         self.run_id = run_id
         self.uid = uid
         self.seq = 0
-        self.remaining = 0
-        """Recorded events not yet applied; 0 when live."""
+        self.recorded_to = 0
+        """Seq of the last event that was recorded before this interpreter came; 0 for a new run."""
         self.digest = program.digest
         self.tenures = 0
         self.ended: ev.EventBody | None = None
@@ -190,7 +193,7 @@ class Interpreter:
     def _patched(self, patch: str) -> bool:
         answer = self._answers.get(patch)
         if answer is None:
-            answer = self._answers[patch] = patch in self._patches or self.remaining == 0
+            answer = self._answers[patch] = patch in self._patches or self.seq >= self.recorded_to
             if answer and patch not in self._patches:
                 self.new_patches.append(patch)
         return answer
@@ -198,8 +201,8 @@ class Interpreter:
     # Models and steps
 
     def _model_started(self, body: ev.ModelStarted) -> list[Call]:
-        call, command = self._matching(body, body.call, ModelCall)
-        self._same_request(body, command)
+        call, command = self._matching(body, ModelCall)
+        self._base(body, call, command)
         if body.attempt != call.attempt + 1 or call.path in self._running:
             self._diverge(body, f"attempt {call.attempt + 1} of this call, which is {call.phase.value}")
         call.attempt = body.attempt
@@ -208,15 +211,15 @@ class Interpreter:
         return []
 
     def _model_responded(self, body: ev.ModelResponded) -> list[Call]:
-        call, command = self._matching(body, body.call, ModelCall)
+        call, command = self._matching(body, ModelCall)
         call.branch.base = self._base(body, call, command)
         response = Response(call.id, body.response, body.usage)
         self.machine.used.add(body.usage)
-        self.machine.interner.know_reply(call.id, response.raw)
+        self.machine.interner.replies.append((response.raw, call.id))
         return self._reply(body, call, response)
 
     def _model_failed(self, body: ev.ModelFailed) -> list[Call]:
-        call, command = self._matching(body, body.call, ModelCall)
+        call, command = self._matching(body, ModelCall)
         call.branch.base = self._base(body, call, command)
         call.attempt = body.attempt
         self._running.discard(call.path)
@@ -228,16 +231,17 @@ class Interpreter:
 
     def _base(self, body: ev.Asked, call: Call, command: ModelCall) -> Base | None:
         """What the next request is stored against: this one, if it is the recorded one."""
-        if not self._same_request(body, command):
-            return None
-        return Base(call.id, command.request.ranges, command.request.params.digest)
-
-    def _same_request(self, body: ev.Asked, command: ModelCall) -> bool:
         request = command.request
-        if request.fingerprint == body.fingerprint:
-            return True
+        if request.fingerprint != body.fingerprint:
+            self._check_accepted(body, command)
+            return None
+        return Base(call.id, request.ranges, request.params.digest)
+
+    def _check_accepted(self, body: ev.Asked, command: ModelCall) -> None:
+        """Raise the divergence of a changed request, unless it has been accepted."""
         if (self.digest, self.program.digest) in self._accepted:
-            return False
+            return
+        request = command.request
         raise Divergence(
             thread=self.thread,
             seq=self.seq,
@@ -257,7 +261,7 @@ class Interpreter:
         return self._reply(body, call, None, StepError(body.error.message, error_type=body.error.type))
 
     def _step(self, body: ev.StepRecorded | ev.StepFailed) -> Call:
-        call, command = self._matching(body, body.call, StepCall)
+        call, command = self._matching(body, StepCall)
         if command.name != body.name or command.args != bytes(body.args):
             self._diverge(body, call.describe())
         return call
@@ -265,32 +269,37 @@ class Interpreter:
     # Tools
 
     def _tool_started(self, body: ev.ToolStarted) -> list[Call]:
-        call, command = self._matching(body, body.call, ToolCall)
+        call, command = self._matching(body, ToolCall)
         if command.tool.name != body.tool or command.args != bytes(body.args):
             self._diverge(body, call.describe())
         if body.attempt != call.attempt + 1 or call.path in self._running:
             self._diverge(body, f"attempt {call.attempt + 1} of this call, which is {call.phase.value}")
         call.attempt = body.attempt
         call.key = body.key
-        call.phase = Phase.STARTED
+        call.phase = _STARTED
         self._unstarted.pop(call.path, None)
         self._running.add(call.path)
         return []
 
     def _tool_returned(self, body: ev.ToolReturned) -> list[Call]:
-        call, command = self._attempted(body, (Phase.STARTED,))
-        return self._reply(body, call, self._result(body, command, body.result))
+        call, command = self._matching(body, ToolCall)
+        if call.phase is not _STARTED or call.attempt != body.attempt:
+            self._diverge(body, f"this call in attempt {call.attempt}, {call.phase.value}")
+        result = body.result if command.raw else self._restored(body, command, body.result)
+        return self._reply(body, call, result)
 
     def _tool_failed(self, body: ev.ToolFailed) -> list[Call]:
-        call, command = self._attempted(body, (Phase.STARTED, Phase.DOUBT, Phase.REFUSED))
+        call, command = self._matching(body, ToolCall)
+        self._check_attempt(body, call, (Phase.STARTED, Phase.DOUBT, Phase.REFUSED))
         if not body.final:
             self._running.discard(call.path)
             call.phase, call.retry_at, call.failures = Phase.BACKOFF, body.retry_at, call.failures + 1
             return []
-        return self._fail(body, call, command, body.error, body.effect)
+        return self._failed(body, call, command, body.error, body.effect)
 
     def _tool_in_doubt(self, body: ev.ToolInDoubt) -> list[Call]:
-        call = self._of_attempt(body, (Phase.STARTED, Phase.DOUBT))
+        call = self._one_of(body, ToolCall, ModelCall)
+        self._check_attempt(body, call, (Phase.STARTED, Phase.DOUBT))
         self.machine.used.add_unusable(body.usage)
         self._running.discard(call.path)
         call.phase = Phase.DOUBT
@@ -302,18 +311,20 @@ class Interpreter:
             return []
         # A worker that leaves before a durable start was acted on says so itself.
         phases = (Phase.DOUBT, Phase.STARTED) if body.outcome == "did_not_happen" else (Phase.DOUBT,)
-        call = self._of_attempt(body, phases)
+        call = self._one_of(body, ToolCall, ModelCall)
+        self._check_attempt(body, call, phases)
         if body.outcome == "did_not_happen":
             return self._begin_again(call)
         error, command = body.error or ev.Failure("ToolError", ""), call.command
         if not isinstance(command, ToolCall):
             return self._reply(body, call, None, ModelError(error.message, error_type=error.type))
         if body.outcome == "returned":
-            return self._reply(body, call, self._result(body, command, body.result))
-        return self._fail(body, call, command, error, body.effect)
+            result = body.result if command.raw else self._restored(body, command, body.result)
+            return self._reply(body, call, result)
+        return self._failed(body, call, command, error, body.effect)
 
     def _approval_requested(self, body: ev.ApprovalRequested) -> list[Call]:
-        call, command = self._matching(body, body.call, ToolCall)
+        call, command = self._matching(body, ToolCall)
         if command.tool.name != body.tool or command.args != bytes(body.args):
             self._diverge(body, call.describe())
         self._unstarted.pop(call.path, None)
@@ -321,7 +332,7 @@ class Interpreter:
         return []
 
     def _approval_given(self, body: ev.ApprovalGiven) -> list[Call]:
-        call, command = self._matching(body, body.call, ToolCall)
+        call, command = self._matching(body, ToolCall)
         if call.phase is not Phase.ASKING:
             self._diverge(body, f"no approval of this call, which is {call.phase.value}")
         if body.approved:
@@ -329,7 +340,7 @@ class Interpreter:
             return self._begin_again(call)
         by = f" by {body.by}" if body.by else ""
         text = f"The call was denied{by}{': ' + body.note if body.note else ''}."
-        return self._reply(body, call, None, ToolError(text, error_type="ToolDenied"))
+        return self._fail(body, call, command, ToolError(text, error_type="ToolDenied"))
 
     def _begin_again(self, call: Call) -> list[Call]:
         call.phase = Phase.ASKED
@@ -338,73 +349,71 @@ class Interpreter:
             self._unstarted[call.path] = call
         return [call]
 
-    def _result(self, body: ev.EventBody, command: ToolCall, result: Raw) -> Any:
-        if command.raw:
-            return result
+    def _restored(self, body: ev.EventBody, command: ToolCall, result: Raw) -> Any:
         try:
             return command.tool.restore(codec.decode(result))
         except UnsupportedValue as error:
             self._diverge(body, f"a result of another type: {error}")
 
-    def _fail(self, body: Any, call: Call, command: ToolCall, error: ev.Failure, effect: Any) -> list[Call]:
+    def _failed(self, body: Any, call: Call, command: ToolCall, error: ev.Failure, effect: Any) -> list[Call]:
         if effect == "unknown" and not command.tool.repeatable:
             self._doubted.add((command.tool.name, command.args))
-        return self._reply(body, call, None, ToolError(error.message, error_type=error.type, effect=effect))
+        return self._fail(body, call, command, ToolError(error.message, error_type=error.type, effect=effect))
 
-    def _attempted(self, body: Any, phases: tuple[Phase, ...]) -> tuple[Call, ToolCall]:
-        call, command = self._matching(body, body.call, ToolCall)
-        self._of_attempt(body, phases)
-        return call, command
+    def _fail(self, body: Any, call: Call, command: ToolCall, error: ToolError) -> list[Call]:
+        return self._reply(body, call, error) if command.raw else self._reply(body, call, None, error)
 
-    def _of_attempt(self, body: Any, phases: tuple[Phase, ...]) -> Call:
-        """The call of a tool or a model that is in one of these phases of exactly that attempt."""
-        call = self._call(body, body.call)
-        if call is None or not isinstance(call.command, ToolCall | ModelCall):
-            self._diverge(body, self._wants(body.call))
+    def _check_attempt(self, body: Any, call: Call, phases: tuple[Phase, ...]) -> None:
+        """The call must be in one of these phases of exactly the attempt that *body* names."""
         if call.phase not in phases or call.attempt != body.attempt:
             self._diverge(body, f"this call in attempt {call.attempt}, {call.phase.value}")
-        return call
 
     # Time and signals
 
     def _timer_set(self, body: ev.TimerSet) -> list[Call]:
-        call, _ = self._matching(body, body.call, Sleep)
+        call, _ = self._matching(body, Sleep)
         call.phase, call.due = Phase.WAITING, body.due
         return []
 
     def _timer_fired(self, body: ev.TimerFired) -> list[Call]:
-        call = self._call(body, body.call)
-        if call is None or not isinstance(call.command, Sleep | WaitFor) or call.phase is not Phase.WAITING:
+        call = self._one_of(body, Sleep, WaitFor)
+        if call.phase is not Phase.WAITING:
             self._diverge(body, self._wants())
         return self._reply(body, call, None)
 
     def _wait_started(self, body: ev.WaitStarted) -> list[Call]:
-        call, command = self._matching(body, body.call, WaitFor)
+        call, command = self._matching(body, WaitFor)
         if command.name != body.name:
             self._diverge(body, call.describe())
         call.phase, call.due = Phase.WAITING, body.due
         return []
 
     def _signal_received(self, body: ev.SignalReceived) -> list[Call]:
-        call, command = self._matching(body, body.call, WaitFor)
+        call, command = self._matching(body, WaitFor)
         if command.name != body.name or call.phase is not Phase.WAITING:
             self._diverge(body, call.describe())
         return self._reply(body, call, codec.decode(body.value))
 
     # Matching
 
-    def _call(self, body: ev.EventBody, call_id: str) -> Call | None:
+    def _matching(self, body: Any, kind: type[C]) -> tuple[Call, C]:
+        """The pending call that *body* is about, and its command, which must be of this kind."""
         # The id of another run's call keeps its prefix, and no path has one.
-        call = self.machine.pending.get(call_id.removeprefix(self._prefix))
-        if call is None and not call_id.startswith(self._prefix):
-            self._diverge(body, f"calls of run {self.run_id!r}")
+        call = self.machine.pending.get(body.call.removeprefix(self._prefix))
+        if call is None or type(call.command) is not kind:
+            self._misplaced(body)
+        return call, call.command
+
+    def _one_of(self, body: Any, *kinds: type[Command]) -> Call:
+        """As `_matching`, where commands of several kinds will do."""
+        call = self.machine.pending.get(body.call.removeprefix(self._prefix))
+        if call is None or type(call.command) not in kinds:
+            self._misplaced(body)
         return call
 
-    def _matching(self, body: ev.EventBody, call_id: str, kind: type[C]) -> tuple[Call, C]:
-        call = self._call(body, call_id)
-        if call is None or type(call.command) is not kind:
-            self._diverge(body, self._wants(call_id))
-        return call, call.command
+    def _misplaced(self, body: Any) -> NoReturn:
+        own = body.call.startswith(self._prefix)
+        self._diverge(body, self._wants(body.call) if own else f"calls of run {self.run_id!r}")
 
     def _reply(self, body: Any, call: Call, value: Any, error: Exception | None = None) -> list[Call]:
         if self._unstarted and not self._leaving and not self.cancelling:
@@ -426,7 +435,7 @@ class Interpreter:
             if type(command) is ToolCall:
                 if command.refused is not None:
                     call.phase = Phase.REFUSED
-                elif self._held(command):
+                elif (command.tool.may_need_approval or self._doubted) and self._held(command):
                     call.phase = Phase.HELD
                 else:
                     self._unstarted[call.path] = call

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..journal.errors import LimitExceeded
 from .branch import Branch, Group
-from .commands import Call
+from .commands import Call, describe
 from .door import check_call
 from .errors import ForeignAwait
 from .requests import Interner, Prior
@@ -67,9 +67,11 @@ class Machine:
     ) -> None:
         self._program = program
         self._run_id = run_id
+        self._prefix = f"{run_id}/"
         self.seed = seed
         self.patched = patched
         self.interner = Interner()
+        self.unasked: set[Ask] = set()
         self.at = 0
         self.used = Totals()
         self.pending: dict[str, Call] = {}
@@ -90,15 +92,13 @@ class Machine:
             raise ForeignAwait(f"a program is an 'async def', {self._program!r} is not")
         root = Branch(coroutine, "", None, 0, self._prior.base())
         self._branches.add(root)
-        self._ready.append((root, None, None))
-        return self._pump()
+        return self._pump(root, None, None)
 
     def reply(self, call: Call, value: Any, error: BaseException | None, at: int) -> list[Call]:
         """Answer a pending call and step the program until it waits again; the commands it then asks."""
         self.at = at
         del self.pending[call.path]
-        self._ready.append((call.branch, value, error))
-        return self._pump()
+        return self._pump(call.branch, value, error)
 
     def branch_random(self) -> random.Random:
         """The random stream of the branch being stepped."""
@@ -118,15 +118,16 @@ class Machine:
     @property
     def coroutines(self) -> list[Coroutine[Any, Any, Any]]:
         """The program and the branches of its gathers that have not ended."""
-        return [branch.coroutine for branch in sorted(self._branches, key=lambda b: b.path)]
+        branches = sorted(self._branches, key=lambda b: b.path)
+        return [branch.coroutine for branch in branches if branch.coroutine is not None]
 
     def close(self) -> None:
         """Drop the program; its `finally` blocks run, may not ask for anything, and change nothing any more."""
         interrupt: KeyboardInterrupt | None = None
-        for branch in sorted(self._branches, key=lambda b: b.path, reverse=True):
+        for coroutine in reversed(self.coroutines):
             try:
                 with _NoEventLoop():
-                    branch.coroutine.close()
+                    coroutine.close()
             except KeyboardInterrupt as pressed:
                 interrupt = pressed
             except BaseException as error:  # noqa: BLE001 - an await in a finally block comes as RuntimeError
@@ -138,45 +139,57 @@ class Machine:
         if interrupt is not None:
             raise interrupt
 
-    def _pump(self) -> list[Call]:
+    def _pump(self, branch: Branch, value: Any, error: BaseException | None) -> list[Call]:
         self._asked = []
         if asyncio._get_running_loop() is None:
-            self._step_all()
+            self._step_all(branch, value, error)
         else:
             with _NoEventLoop():
-                self._step_all()
+                self._step_all(branch, value, error)
         if self._broken is not None:
             raise self._broken
         return self._asked
 
-    def _step_all(self) -> None:
+    def _step_all(self, branch: Branch, value: Any, error: BaseException | None) -> None:
         ready = self._ready
         try:
+            self._step(branch, value, error)
             while ready:
                 branch, value, error = ready.popleft()
-                self._current = branch
-                try:
-                    asked = branch.coroutine.send(value) if error is None else branch.coroutine.throw(error)
-                except StopIteration as stop:
-                    self._finish(branch, stop.value, None)
-                except KeyboardInterrupt:
-                    # Somebody wants the process to end: that is no outcome of the run.
-                    raise
-                except BaseException as raised:  # noqa: BLE001 - how the program ends, by sys.exit() too
-                    if _misses_loop(raised):
-                        self._broken = ForeignAwait(
-                            f"the program needs an event loop ({raised}), which a program does not have; {_INSTEAD}"
-                        )
-                    self._finish(branch, None, raised)
-                else:
-                    if type(asked) is Ask:
-                        self._ask(asked, branch)
-                    elif type(asked) is GatherAsk:
-                        self._fan(branch, asked)
-                    else:
-                        self._refuse(asked, branch)
+                self._step(branch, value, error)
         finally:
             self._current = None
+
+    def _step(self, branch: Branch, value: Any, error: BaseException | None) -> None:
+        coroutine = branch.coroutine
+        if coroutine is None:
+            # One bare command: it is asked for, and its reply ends the branch.
+            if type(value) is Ask:
+                self._ask(value, branch)
+            else:
+                self._finish(branch, value, error)
+            return
+        self._current = branch
+        try:
+            asked = coroutine.send(value) if error is None else coroutine.throw(error)
+        except StopIteration as stop:
+            self._finish(branch, stop.value, None)
+        except KeyboardInterrupt:
+            # Somebody wants the process to end: that is no outcome of the run.
+            raise
+        except BaseException as raised:  # noqa: BLE001 - how the program ends, by sys.exit() too
+            if _misses_loop(raised):
+                self._broken = ForeignAwait(
+                    f"the program needs an event loop ({raised}), which a program does not have; {_INSTEAD}"
+                )
+            self._finish(branch, None, raised)
+        else:
+            if type(asked) is Ask:
+                self._ask(asked, branch)
+            elif type(asked) is GatherAsk:
+                self._fan(branch, asked)
+            else:
+                self._refuse(asked, branch)
 
     def _refuse(self, asked: Any, branch: Branch) -> None:
         self._broken = ForeignAwait(
@@ -185,8 +198,14 @@ class Machine:
         self._ready.append((branch, None, self._broken))
 
     def _ask(self, ask: Ask, branch: Branch) -> None:
+        try:
+            self.unasked.remove(ask)
+        except KeyError:
+            twice = RuntimeError("a command is awaited once, by the run that made it; ask for another one")
+            self._ready.append((branch, None, twice))
+            return
         path = branch.next_path()
-        ask.call_id = call_id = f"{self._run_id}/{path}"
+        ask.call_id = call_id = self._prefix + path
         call = Call(path, call_id, ask.command, branch)
         try:
             check_call(call)
@@ -198,32 +217,44 @@ class Machine:
         self._asked.append(call)
 
     def _fan(self, parent: Branch, ask: GatherAsk) -> None:
-        path = parent.next_path()
-        group = Group(parent, len(ask.branches))
-        if not ask.branches:
-            self._ready.append((parent, [], None))
+        path, base, ready = parent.next_path(), parent.base, self._ready
+        size = len(ask.branches)
+        group = Group(parent, size, [None] * size, size)
+        if not size:
+            ready.append((parent, [], None))
         for index, item in enumerate(ask.branches):
-            # A bare command is wrapped, so that its path is the same as inside a coroutine of its own.
+            branch_path = f"{path}.{index + 1}"
+            if type(item) is Ask:
+                branch = Branch(None, branch_path, group, index, base)
+                if ready:
+                    ready.append((branch, item, None))
+                else:
+                    self._ask(item, branch)
+                continue
             coroutine = item if type(item) is CoroutineType else _await(item)
-            branch = Branch(coroutine, f"{path}.{index + 1}", group, index, parent.base)
+            branch = Branch(coroutine, branch_path, group, index, base)
             self._branches.add(branch)
-            self._ready.append((branch, None, None))
+            ready.append((branch, None, None))
 
     def _finish(self, branch: Branch, value: Any, error: BaseException | None) -> None:
         self._branches.discard(branch)
-        if branch.group is None:
+        group = branch.group
+        if group is None:
             self.done = Done(value, error)
-        else:
-            self._settle(branch.group, branch.index, value, error)
+            if error is None:
+                self._tell_unasked()
+            return
+        group.results[branch.index] = value
+        if error is not None and branch.index <= group.failed:
+            group.failed, group.error = branch.index, error
+        group.left = left = group.left - 1
+        if not left:
+            self._ready.append((group.parent, group.results, group.error))
 
-    def _settle(self, group: Group, index: int, value: Any, error: BaseException | None) -> None:
-        group.results[index] = value
-        if error is not None:
-            group.errors[index] = error
-        group.left -= 1
-        if not group.left:
-            first = group.errors[min(group.errors)] if group.errors else None
-            self._ready.append((group.parent, group.results, first))
+    def _tell_unasked(self) -> None:
+        if self.unasked:
+            forgotten = ", ".join(sorted(describe(ask.command) for ask in self.unasked))
+            _log.warning("run %s has ended and never awaited what it asked for: %s", self._run_id, forgotten)
 
 
 async def _await(item: Any) -> Any:

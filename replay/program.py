@@ -85,8 +85,8 @@ def program(function: Callable[Concatenate[Run, P], Coroutine[Any, Any, T]]) -> 
     takes_input = len(positional) == 2
     inner: Any = function
 
-    async def call(run: Run, value: Any) -> Any:
-        return await (inner(run, value) if takes_input else inner(run))
+    def call(run: Run, value: Any) -> Any:
+        return inner(run, value) if takes_input else inner(run)
 
     return Program(call, name=function.__name__, definition={"code": digest_text(_source(function))})
 

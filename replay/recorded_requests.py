@@ -10,7 +10,7 @@ from msgspec import Raw, Struct
 
 from ..journal import codec
 from . import events as ev
-from .requests import PRIOR, Item, Messages, NewItem, Params, Prior, Request, RequestDelta
+from .requests import PRIOR, Item, Messages, NewItem, Params, Prior, RequestDelta
 from .response import Response
 
 Tell = Callable[[ev.EventBody, str], bytes]
@@ -170,4 +170,4 @@ def _fingerprint(items: list[bytes], params: bytes) -> str:
     messages = Messages()
     for raw in items:
         messages.add_item(Item(raw))
-    return Request(messages, Params(codec.decode(Raw(params)))).fingerprint
+    return messages.request(Params(codec.decode(Raw(params)))).fingerprint

@@ -101,10 +101,10 @@ class _Segment:
         """Bytes of all items before each."""
 
     def add(self, item: Item) -> None:
-        sums = self.sums
+        raw, sums, sizes = item.raw, self.sums, self.sizes
         self.items.append(item)
-        self.sizes.append(self.sizes[-1] + len(item.raw))
-        sums.append((sums[-1] * _BASE + int.from_bytes(sha256(item.raw).digest())) % _PRIME)
+        sizes.append(sizes[-1] + len(raw))
+        sums.append((sums[-1] * _BASE + int.from_bytes(sha256(raw).digest())) % _PRIME)
 
     def hash(self, low: int, high: int) -> int:
         return (self.sums[high] - self.sums[low] * _power(high - low)) % _PRIME
@@ -130,11 +130,13 @@ class Messages(Sequence[dict[str, Any]]):
     costs nothing until somebody reads it.
     """
 
-    __slots__ = ("_own", "_ranges", "_size")
+    __slots__ = ("_fixed", "_own", "_size")
 
     def __init__(self, messages: Iterable[Mapping[str, Any]] = ()) -> None:
+        self._fixed: tuple[_Range, ...] = ()
+        """What it began with."""
         self._own: _Segment | None = None
-        self._ranges: list[_Range] = []
+        """What was added to it, nothing of which is ever taken back; nobody else adds to this segment."""
         self._size = 0
         for message in messages:
             self.add(message)
@@ -149,28 +151,26 @@ class Messages(Sequence[dict[str, Any]]):
         if own is None:
             own = self._own = _Segment()
         own.add(item)
-        end = len(own.items)
-        ranges = self._ranges
-        # What this conversation added last is still its end: it has no way of taking anything back.
-        if ranges and ranges[-1][0] is own:
-            ranges[-1] = (own, ranges[-1][1], end)
-        else:
-            ranges.append((own, end - 1, end))
         self._size += 1
 
     def copy(self) -> Messages:
         """The same conversation, to be continued apart."""
-        return _conversation(list(self._ranges), self._size)
+        return _conversation(self.ranges, self._size)
 
     def items(self) -> Iterator[Item]:
         """The items in order."""
-        for segment, low, high in self._ranges:
+        for segment, low, high in self.ranges:
             yield from segment.items[low:high]
 
     @property
     def ranges(self) -> tuple[_Range, ...]:
         """The pieces this conversation is made of; a value, unchanged by later additions."""
-        return tuple(self._ranges)
+        own = self._own
+        return self._fixed if own is None else (*self._fixed, (own, 0, len(own.items)))
+
+    def request(self, params: Params) -> Request:
+        """Ask a model with this conversation, as it is now."""
+        return Request(self.ranges, self._size, params)
 
     def __len__(self) -> int:
         return self._size
@@ -188,27 +188,26 @@ class Messages(Sequence[dict[str, Any]]):
         position = index + self._size if index < 0 else index
         if not 0 <= position < self._size:
             raise IndexError("message index out of range")
-        for segment, low, high in self._ranges:
+        for segment, low, high in self.ranges:
             if position < high - low:
                 return codec.decode(segment.items[low + position].raw)  # type: ignore[no-any-return]
             position -= high - low
         raise AssertionError("ranges do not add up to the size")
 
     def _cut(self, start: int, stop: int) -> Messages:
-        other = Messages()
+        kept: list[_Range] = []
         offset = 0
-        for segment, low, high in self._ranges:
+        for segment, low, high in self.ranges:
             first, last = max(start - offset, 0), min(stop - offset, high - low)
             if first < last:
-                other._ranges.append((segment, low + first, low + last))
-                other._size += last - first
+                kept.append((segment, low + first, low + last))
             offset += high - low
-        return other
+        return _conversation(tuple(kept), max(stop - start, 0))
 
     def __add__(self, more: Messages | Iterable[Mapping[str, Any]]) -> Messages:
         """A new conversation: this one, then *more*."""
         if isinstance(more, Messages):
-            return _conversation(self._ranges + more._ranges, self._size + more._size)
+            return _conversation(self.ranges + more.ranges, self._size + more._size)
         other = self.copy()
         for message in more:
             other.add(message)
@@ -218,9 +217,9 @@ class Messages(Sequence[dict[str, Any]]):
         return f"Messages({self._size} messages)"
 
 
-def _conversation(ranges: list[_Range], size: int) -> Messages:
-    messages = Messages.__new__(Messages)
-    messages._own, messages._ranges, messages._size = None, ranges, size
+def _conversation(ranges: tuple[_Range, ...], size: int) -> Messages:
+    messages = Messages()
+    messages._fixed, messages._size = ranges, size
     return messages
 
 
@@ -238,26 +237,24 @@ class Params:
         """Whether the provider runs tools inside the call that may act."""
 
 
-class Request:
+class Request(Struct, eq=False):
     """A request as asked by a program: frozen at the moment of asking."""
 
-    __slots__ = ("_fingerprint", "params", "ranges", "size")
-
-    def __init__(self, messages: Messages, params: Params) -> None:
-        self.ranges = messages.ranges
-        self.size = messages._size
-        self.params = params
-        self._fingerprint: str | None = None
+    ranges: tuple[_Range, ...]
+    size: int
+    """How many messages it has."""
+    params: Params
+    _fingerprint: str = ""
 
     @property
     def fingerprint(self) -> str:
         """Digest of parameters and messages by value; 32 hex digits."""
-        if self._fingerprint is None:
+        if not self._fingerprint:
             total = 0
             for segment, low, high in self.ranges:
                 part = segment.hash(low, high) if low else segment.sums[high]
                 total = (total * _power(high - low) + part) % _PRIME if total else part
-            seed = self.params.digest + total.to_bytes(32) + self.size.to_bytes(8)
+            seed = self.params.digest + (total << 64 | self.size).to_bytes(40)
             self._fingerprint = sha256(seed).hexdigest()[:32]
         return self._fingerprint
 
@@ -271,7 +268,7 @@ class Request:
 
     def messages(self) -> Messages:
         """The conversation asked with, decoded as it is read."""
-        return _conversation(list(self.ranges), self.size)
+        return _conversation(self.ranges, self.size)
 
     def delta(self, base: Base | None) -> RequestDelta:
         """This request against *base*, in the form that is stored."""
@@ -296,15 +293,12 @@ class Request:
         return RequestDelta(base.call if base else None, parts, ABSENT if same else Raw(self.params.raw))
 
 
-class Base:
+class Base(Struct, frozen=True, eq=False):
     """What the next request on a branch is stored against."""
 
-    __slots__ = ("call", "params_digest", "ranges")
-
-    def __init__(self, call: str, ranges: tuple[_Range, ...], params_digest: bytes | None) -> None:
-        self.call = call
-        self.ranges = ranges
-        self.params_digest = params_digest
+    call: str
+    ranges: tuple[_Range, ...]
+    params_digest: bytes | None
 
     def find(self, segment: _Segment, position: int) -> tuple[int, int] | None:
         """Where the item stands among the base's items, and how many follow it there; None if it does not."""
@@ -341,33 +335,28 @@ class Interner:
     def __init__(self) -> None:
         self._segment = _Segment()
         self._index: dict[bytes, int] = {}
-        self._replies: list[tuple[bytes, str]] = []
-
-    def know_reply(self, call: str, raw: bytes) -> None:
-        """Remember a model's message, so that a list holding its value refers to the event."""
-        self._replies.append((raw, call))
+        self.replies: list[tuple[bytes, str]] = []
+        """Messages of models and the calls they came by, so that a list holding one refers to the event."""
 
     def _learn(self) -> None:
-        for raw, call in self._replies:
+        for raw, call in self.replies:
             if raw not in self._index:
                 self._index[raw] = len(self._segment.items)
                 self._segment.add(Item(raw, reply=call))
-        self._replies.clear()
+        self.replies.clear()
 
     def messages(self, plain: Iterable[Mapping[str, Any]]) -> Messages:
         """The conversation of a plain list."""
         self._learn()
-        messages = Messages()
+        ranges: list[_Range] = []
         for message in plain:
             raw = codec.encode(message, what="a model message")
             position = self._index.get(raw)
             if position is None:
                 position = self._index[raw] = len(self._segment.items)
                 self._segment.add(Item(raw))
-            ranges = messages._ranges
             if ranges and ranges[-1][2] == position:
                 ranges[-1] = (self._segment, ranges[-1][1], position + 1)
             else:
                 ranges.append((self._segment, position, position + 1))
-            messages._size += 1
-        return messages
+        return _conversation(tuple(ranges), sum(high - low for _, low, high in ranges))

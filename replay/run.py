@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import uuid
-import warnings
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
-from copy import copy
 from datetime import UTC, datetime, timedelta
 from types import CoroutineType
 from typing import Any, Literal, Protocol
+
+from msgspec import Struct
 
 from ..journal import codec
 from ..journal.errors import UsageError
@@ -18,39 +18,30 @@ from .commands import Command, ModelCall, Sleep, StepCall, ToolCall, WaitFor
 from .door import NAME_BYTES_MAX
 from .errors import ForeignAwait
 from .ports import ToolSpec
-from .requests import Interner, Messages, Params, Prior, Request
+from .requests import Interner, Messages, Params, Prior
+from .twin import twin
 from .usage import Totals
 
 
-class Ask:
-    """A command that is about to be asked: it gets its path when it is awaited, and is awaited once."""
+class Ask(Struct, eq=False):
+    """
+    A command that is about to be asked: it gets its path when it is awaited, and is awaited once.
 
-    __slots__ = ("call_id", "command", "used")
+    Attributes:
+        call_id: Known once it has been awaited.
+    """
 
-    def __init__(self, command: Command) -> None:
-        self.command = command
-        self.call_id = ""
-        """Known once it has been awaited."""
-        self.used = False
+    command: Command
+    call_id: str = ""
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        if self.used:
-            raise RuntimeError("a command is awaited once; ask for another one")
-        self.used = True
         return (yield self)
 
-    def __del__(self) -> None:
-        if not self.used:
-            warnings.warn("a command of a run was made and never awaited", RuntimeWarning, stacklevel=2)
 
-
-class GatherAsk:
+class GatherAsk(Struct, eq=False):
     """Several branches that run side by side."""
 
-    __slots__ = ("branches",)
-
-    def __init__(self, branches: tuple[Any, ...]) -> None:
-        self.branches = branches
+    branches: tuple[Any, ...]
 
     def __await__(self) -> Generator[Any, Any, list[Any]]:
         result: list[Any] = yield self
@@ -66,6 +57,8 @@ class Stepped(Protocol):
     at: int
     interner: Interner
     used: Totals
+    unasked: set[Ask]
+    """Commands that were made and not awaited yet."""
 
     def branch_random(self) -> random.Random:
         """The random stream of the branch being stepped."""
@@ -120,8 +113,7 @@ class Run:
         conversation = (
             messages if isinstance(messages, Messages) else self._machine.interner.messages(messages)
         )
-        request = Request(conversation, params)
-        return Ask(ModelCall(request, in_doubt if params.acting else None))
+        return self._made(ModelCall(conversation.request(params), in_doubt if params.acting else None))
 
     def tool(self, tool: ToolSpec, /, *args: Any, **kwargs: Any) -> Ask:
         """
@@ -131,20 +123,23 @@ class Run:
             ToolError: It failed; `effect` says what is known.
         """
         named = tool.arguments(*args, **kwargs)
-        encoded = codec.encode(named, what=f"arguments of tool {tool.name!r}")
-        return Ask(ToolCall(tool, encoded))
+        return self._made(ToolCall(tool, codec.encode(named, what=f"arguments of tool {tool.name!r}")))
 
     def recorded_tool(self, tool: ToolSpec, named: Mapping[str, Any], *, refused: str | None = None) -> Ask:
         """
-        Call a tool with named arguments; the reply is the canonical bytes of its result (`msgspec.Raw`).
+        Call a tool with named arguments; the reply is its outcome as it is recorded.
+
+        That is the canonical bytes of its result (`msgspec.Raw`), or the `ToolError` that it failed with, not raised.
 
         Args:
             tool: Which.
             named: Its arguments.
             refused: Why it cannot be called; recorded as the call's failure.
         """
-        encoded = codec.encode(named, what=f"arguments of tool {tool.name!r}")
-        return Ask(ToolCall(tool, encoded, True, refused))
+        data = codec.encode_if_plain(named)
+        if data is None:
+            data = codec.encode(named, what=f"arguments of tool {tool.name!r}")
+        return self._made(ToolCall(tool, data, True, refused))
 
     def step(
         self, function: Callable[..., Any], /, *args: Any, read_only: bool = False, **kwargs: Any
@@ -163,11 +158,11 @@ class Run:
         """
         name = getattr(function, "__qualname__", None) or type(function).__qualname__
         encoded = codec.encode([list(args), kwargs], what=f"arguments of step {name!r}")
-        return Ask(StepCall(name, encoded, function, read_only))
+        return self._made(StepCall(name, encoded, function, read_only))
 
     def sleep(self, duration: float | timedelta) -> Ask:
         """Let *duration* (seconds or a timedelta) pass; longer waits survive the process."""
-        return Ask(Sleep(_microseconds(duration)))
+        return self._made(Sleep(_microseconds(duration)))
 
     def wait_for(self, name: str, *, timeout: float | timedelta | None = None) -> Ask:
         """
@@ -179,7 +174,7 @@ class Run:
         """
         check_name("the name of a signal", name, NAME_BYTES_MAX)
         limit = None if timeout is None else _microseconds(timeout)
-        return Ask(WaitFor(name, limit))
+        return self._made(WaitFor(name, limit))
 
     def gather(self, *branches: Ask | GatherAsk | Coroutine[Any, Any, Any]) -> GatherAsk:
         """
@@ -194,6 +189,11 @@ class Run:
                 )
         return GatherAsk(branches)
 
+    def _made(self, command: Command) -> Ask:
+        ask = Ask(command)
+        self._machine.unasked.add(ask)
+        return ask
+
     def now(self) -> datetime:
         """The time of the reply being delivered (UTC): constant within a step, the same on replay."""
         return datetime.fromtimestamp(self._machine.at / 1e6, UTC)
@@ -201,7 +201,7 @@ class Run:
     @property
     def usage(self) -> Totals:
         """What the run has used up to the reply being delivered, failed attempts included; the same on replay."""
-        return copy(self._machine.used)
+        return twin(self._machine.used)
 
     @property
     def random(self) -> random.Random:

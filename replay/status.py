@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from msgspec import Raw, Struct, field
+from msgspec import Raw, Struct
 
 from ..journal.envelope import Event
 from . import events as ev
+from .twin import twin
 from .usage import Totals
 
 RunStatus = Literal["running", "waiting", "parked", "released", "finished", "failed", "cancelled"]
@@ -40,7 +42,8 @@ class OpenCall(Struct, gc=False):
     """Whether a worker that may still be alive may be at this attempt."""
 
 
-class RunState(Struct):
+@dataclass(slots=True)
+class RunState:
     """One run of a thread."""
 
     run: str
@@ -72,9 +75,9 @@ class RunState(Struct):
 
     def copy(self) -> RunState:
         """An independent copy."""
-        copied = copy.copy(self)
+        copied = twin(self)
         copied.open = {call_id: copy.copy(call) for call_id, call in self.open.items()}
-        copied.usage = copy.copy(self.usage)
+        copied.usage = twin(self.usage)
         copied.patches, copied.accepted = list(self.patches), list(self.accepted)
         return copied
 
@@ -96,7 +99,8 @@ class Start(Struct, frozen=True):
     doubted: frozenset[tuple[str, bytes]]
 
 
-class ThreadStatus(Struct):
+@dataclass(slots=True)
+class ThreadStatus:
     """A thread as its events tell it."""
 
     thread: str
@@ -123,20 +127,16 @@ class ThreadStatus(Struct):
 
     def run(self, run_id: str) -> RunState | None:
         """The run of that id."""
-        runs = self.runs
-        # Nearly always the newest.
-        if runs and runs[-1].run == run_id:
-            return runs[-1]
-        return next((run for run in reversed(runs) if run.run == run_id), None)
+        return next((run for run in reversed(self.runs) if run.run == run_id), None)
 
     def open_call(self, call_id: str) -> OpenCall | None:
         """The open call of that id, in whichever run."""
-        run = self._run_of(call_id)
+        run = self.run(call_id.partition("/")[0])
         return run.open.get(call_id) if run else None
 
     def copy(self) -> ThreadStatus:
         """An independent copy."""
-        copied = copy.copy(self)
+        copied = twin(self)
         copied.runs = [run.copy() for run in self.runs]
         copied.doubted = set(self.doubted)
         copied.starts = dict(self.starts)
@@ -146,14 +146,14 @@ class ThreadStatus(Struct):
         """Fold one event."""
         self.head = seq
         self.last_at = body.at
-        newest = self.runs[-1] if self.runs else None
-        if newest is not None and newest.status not in _ENDED:
+        runs = self.runs
+        if runs and (newest := runs[-1]).status not in _ENDED:
             newest.last_seq = seq
         common = _COMMON.get(type(body))
-        if common is not None:
-            common(self, seq, body)
-        else:
+        if common is None:
             self._apply(seq, body)
+        elif (run := self._run_of(body)) is not None:
+            common(run, seq, body)
 
     def _apply(self, seq: int, body: Any) -> None:
         match body:
@@ -180,33 +180,14 @@ class ThreadStatus(Struct):
                     )
                 )
             case _:
-                run = self._run_of(body.call) if type(body) in ev.OF_CALLS else self.run(body.run)
+                run = self._run_of(body) if type(body) in ev.OF_CALLS else self.run(body.run)
                 if run is not None:
                     _apply(self, run, seq, body)
 
-    def _run_of(self, call_id: str) -> RunState | None:
-        return self.run(call_id.partition("/")[0])
-
-    def _model_responded(self, seq: int, body: ev.ModelResponded) -> None:
-        run = self._run_of(body.call)
-        if run is not None:
-            run.progressed = True
-            run.usage.add(body.usage)
-            run.open.pop(body.call, None)
-
-    def _tool_started(self, seq: int, body: ev.ToolStarted) -> None:
-        run = self._run_of(body.call)
-        if run is not None:
-            run.open[body.call] = OpenCall(
-                body.call, "started", body.tool, body.args, body.attempt, body.key, since=body.at, seq=seq
-            )
-
-    def _tool_returned(self, seq: int, body: ev.ToolReturned) -> None:
-        run = self._run_of(body.call)
-        if run is not None:
-            run.progressed = True
-            run.tools += 1
-            run.open.pop(body.call, None)
+    def _run_of(self, body: Any) -> RunState | None:
+        """The run of the call that *body* is about."""
+        run_id, newest = body.call.partition("/")[0], self.runs[-1] if self.runs else None
+        return newest if newest is not None and newest.run == run_id else self.run(run_id)
 
 
 def fold(thread: str, events: Iterable[Event], *, lenient: bool = False) -> ThreadStatus:
@@ -229,10 +210,29 @@ def fold(thread: str, events: Iterable[Event], *, lenient: bool = False) -> Thre
     return status
 
 
-_COMMON: dict[type, Callable[[ThreadStatus, int, Any], None]] = {
-    ev.ModelResponded: ThreadStatus._model_responded,
-    ev.ToolStarted: ThreadStatus._tool_started,
-    ev.ToolReturned: ThreadStatus._tool_returned,
+def _model_responded(run: RunState, seq: int, body: ev.ModelResponded) -> None:
+    run.progressed = True
+    run.usage.add(body.usage)
+    run.open.pop(body.call, None)
+
+
+def _tool_started(run: RunState, seq: int, body: ev.ToolStarted) -> None:
+    call = body.call
+    run.open[call] = OpenCall(
+        call, "started", body.tool, body.args, body.attempt, body.key, None, body.at, seq
+    )
+
+
+def _tool_returned(run: RunState, seq: int, body: ev.ToolReturned) -> None:
+    run.progressed = True
+    run.tools += 1
+    run.open.pop(body.call, None)
+
+
+_COMMON: dict[type, Callable[[RunState, int, Any], None]] = {
+    ev.ModelResponded: _model_responded,
+    ev.ToolStarted: _tool_started,
+    ev.ToolReturned: _tool_returned,
 }
 """The commonest events of all, which need not be held against every other kind first."""
 

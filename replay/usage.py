@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from dataclasses import dataclass
 
 from .ports import Usage
 
 
-class Totals(Struct):
+@dataclass(slots=True)
+class Totals:
     """
     Sums over recorded responses, and over answers that were paid for and could not be used.
 
@@ -41,10 +42,14 @@ class Totals(Struct):
             self._sum(usage)
 
     def _sum(self, usage: Usage) -> None:
-        if usage.input_tokens is None or usage.output_tokens is None:
+        read, written, cost = usage.input_tokens, usage.output_tokens, usage.cost_micro
+        if read is None or written is None:
             self.unknown_usage += 1
-        self.input_tokens += usage.input_tokens or 0
-        self.output_tokens += usage.output_tokens or 0
-        if usage.cost_micro is None:
+        if read:
+            self.input_tokens += read
+        if written:
+            self.output_tokens += written
+        if cost is None:
             self.unknown_cost += 1
-        self.cost_micro += usage.cost_micro or 0
+        elif cost:
+            self.cost_micro += cost

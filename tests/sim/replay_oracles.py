@@ -67,7 +67,7 @@ def _step_through(history: History) -> Iterator[str]:
             )
         # Between two runs there may be answers about calls of the one that has ended.
         if interpreter is not None and interpreter.ended is None:
-            interpreter.remaining = len(bodies) - seq
+            interpreter.recorded_to = len(bodies)
             interpreter.apply(seq, body)
             if difference := _differ(status, interpreter):
                 yield f"prefix {seq}: {difference}"
