@@ -17,7 +17,7 @@ from ..journal import codec
 from ..journal.envelope import Event
 from ..replay import events as ev
 from ..replay.errors import Effect, ToolError
-from ..replay.requests import Item, Messages, NewItem, Prior
+from ..replay.requests import Item, Messages, NewItem, Parts, Prior
 from ..replay.response import Response
 from .arguments import BadArguments, parse_arguments
 
@@ -245,9 +245,10 @@ class _Fold(Struct):
     def _model_responded(self, body: ev.ModelResponded) -> None:
         if body.request.params:
             self.params_digest = hashlib.sha256(body.request.params).digest()
-        first = body.request.parts[0] if body.request.parts else None
-        if body.request.base in (None, "prior") and isinstance(first, NewItem):
-            self.preamble = _system(first)
+        if body.request.base in (None, "prior"):
+            first = next(iter(body.request.parts), None)
+            if isinstance(first, NewItem):
+                self.preamble = _system(first)
         # A reply that asked for nothing ends a run; one that is followed by another was sent back, with a note.
         if self.answered == body.call.rpartition("/")[0] and (note := _note(body.request.parts)):
             self.entries.append(note)
@@ -297,7 +298,7 @@ def _system(first: NewItem) -> Messages:
     return messages
 
 
-def _note(parts: list[tuple[int, int] | NewItem]) -> Item | None:
+def _note(parts: Parts) -> Item | None:
     """The literal message of a user that a request ends with, if it does."""
     last = parts[-1] if parts else None
     if not isinstance(last, NewItem) or not last.message:

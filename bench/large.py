@@ -68,7 +68,7 @@ def bodies(count: int) -> Iterator[ev.EventBody]:
             at=turn,
             call=f"r1/{2 * turn + 1}",
             fingerprint="0" * 32,
-            request=RequestDelta(base=f"r1/{2 * turn - 1}", parts=[(0, 2 * turn), *new]),
+            request=RequestDelta.of(f"r1/{2 * turn - 1}", [(0, 2 * turn), *new]),
             response=Raw(json.dumps({"message": message}).encode()),
             usage=Usage(input_tokens=100, output_tokens=50),
         )

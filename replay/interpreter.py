@@ -89,7 +89,7 @@ class Interpreter:
 
     @property
     def pending(self) -> dict[str, Call]:
-        """Calls asked and not yet answered, by path, in the order of asking."""
+        """Calls asked and not yet answered, by id, in the order of asking."""
         return self.machine.pending
 
     def apply(self, seq: int, body: ev.EventBody) -> list[Call]:
@@ -109,7 +109,11 @@ class Interpreter:
 
     def named(self, call_id: str) -> Call | None:
         """The pending call of that id."""
-        return self.pending.get(call_id[len(self._prefix) :]) if call_id.startswith(self._prefix) else None
+        return self.machine.pending.get(call_id)
+
+    def at(self, path: str) -> Call | None:
+        """The pending call at that path."""
+        return self.machine.pending.get(self._prefix + path)
 
     def next_tool(self) -> Call | None:
         """The tool call to start now: the first one asked, if a slot is free."""
@@ -119,8 +123,8 @@ class Interpreter:
 
     def tenure_over(self) -> None:
         """The tenure that wrote the log so far is over: whatever it left started is in doubt."""
-        for path in self._running:
-            self.pending[path].phase = Phase.DOUBT
+        for call_id in self._running:
+            self.pending[call_id].phase = Phase.DOUBT
         self._running.clear()
 
     def resumption(self, *, at: int, rival: bool) -> ev.RunResumed:
@@ -203,18 +207,18 @@ class Interpreter:
     def _model_started(self, body: ev.ModelStarted) -> list[Call]:
         call, command = self._matching(body, ModelCall)
         self._base(body, call, command)
-        if body.attempt != call.attempt + 1 or call.path in self._running:
+        if body.attempt != call.attempt + 1 or call.id in self._running:
             self._diverge(body, f"attempt {call.attempt + 1} of this call, which is {call.phase.value}")
         call.attempt = body.attempt
         call.phase = Phase.STARTED
-        self._running.add(call.path)
+        self._running.add(call.id)
         return []
 
     def _model_responded(self, body: ev.ModelResponded) -> list[Call]:
         call, command = self._matching(body, ModelCall)
         call.branch.base = self._base(body, call, command)
         response = Response(call.id, body.response, body.usage)
-        self.machine.used.add(body.usage)
+        self.machine.answers.append(body.usage)
         self.machine.interner.replies.append((response.raw, call.id))
         return self._reply(body, call, response)
 
@@ -222,7 +226,7 @@ class Interpreter:
         call, command = self._matching(body, ModelCall)
         call.branch.base = self._base(body, call, command)
         call.attempt = body.attempt
-        self._running.discard(call.path)
+        self._running.discard(call.id)
         self.machine.used.add_unusable(body.usage)
         if not body.final:
             call.phase, call.retry_at = Phase.BACKOFF, body.retry_at
@@ -272,13 +276,13 @@ class Interpreter:
         call, command = self._matching(body, ToolCall)
         if command.tool.name != body.tool or command.args != bytes(body.args):
             self._diverge(body, call.describe())
-        if body.attempt != call.attempt + 1 or call.path in self._running:
+        if body.attempt != call.attempt + 1 or call.id in self._running:
             self._diverge(body, f"attempt {call.attempt + 1} of this call, which is {call.phase.value}")
         call.attempt = body.attempt
         call.key = body.key
         call.phase = _STARTED
-        self._unstarted.pop(call.path, None)
-        self._running.add(call.path)
+        self._unstarted.pop(call.id, None)
+        self._running.add(call.id)
         return []
 
     def _tool_returned(self, body: ev.ToolReturned) -> list[Call]:
@@ -292,7 +296,7 @@ class Interpreter:
         call, command = self._matching(body, ToolCall)
         self._check_attempt(body, call, (Phase.STARTED, Phase.DOUBT, Phase.REFUSED))
         if not body.final:
-            self._running.discard(call.path)
+            self._running.discard(call.id)
             call.phase, call.retry_at, call.failures = Phase.BACKOFF, body.retry_at, call.failures + 1
             return []
         return self._failed(body, call, command, body.error, body.effect)
@@ -301,7 +305,7 @@ class Interpreter:
         call = self._one_of(body, ToolCall, ModelCall)
         self._check_attempt(body, call, (Phase.STARTED, Phase.DOUBT))
         self.machine.used.add_unusable(body.usage)
-        self._running.discard(call.path)
+        self._running.discard(call.id)
         call.phase = Phase.DOUBT
         return []
 
@@ -327,7 +331,7 @@ class Interpreter:
         call, command = self._matching(body, ToolCall)
         if command.tool.name != body.tool or command.args != bytes(body.args):
             self._diverge(body, call.describe())
-        self._unstarted.pop(call.path, None)
+        self._unstarted.pop(call.id, None)
         call.phase = Phase.ASKING
         return []
 
@@ -344,9 +348,9 @@ class Interpreter:
 
     def _begin_again(self, call: Call) -> list[Call]:
         call.phase = Phase.ASKED
-        self._running.discard(call.path)
+        self._running.discard(call.id)
         if isinstance(call.command, ToolCall):
-            self._unstarted[call.path] = call
+            self._unstarted[call.id] = call
         return [call]
 
     def _restored(self, body: ev.EventBody, command: ToolCall, result: Raw) -> Any:
@@ -398,15 +402,14 @@ class Interpreter:
 
     def _matching(self, body: Any, kind: type[C]) -> tuple[Call, C]:
         """The pending call that *body* is about, and its command, which must be of this kind."""
-        # The id of another run's call keeps its prefix, and no path has one.
-        call = self.machine.pending.get(body.call.removeprefix(self._prefix))
+        call = self.machine.pending.get(body.call)
         if call is None or type(call.command) is not kind:
             self._misplaced(body)
         return call, call.command
 
     def _one_of(self, body: Any, *kinds: type[Command]) -> Call:
         """As `_matching`, where commands of several kinds will do."""
-        call = self.machine.pending.get(body.call.removeprefix(self._prefix))
+        call = self.machine.pending.get(body.call)
         if call is None or type(call.command) not in kinds:
             self._misplaced(body)
         return call
@@ -418,7 +421,7 @@ class Interpreter:
     def _reply(self, body: Any, call: Call, value: Any, error: Exception | None = None) -> list[Call]:
         if self._unstarted and not self._leaving and not self.cancelling:
             self._check_started(body)
-        self._running.discard(call.path)
+        self._running.discard(call.id)
         return self._take(self.machine.reply(call, value, error, body.at))
 
     def _check_started(self, body: ev.EventBody) -> None:
@@ -438,7 +441,7 @@ class Interpreter:
                 elif (command.tool.may_need_approval or self._doubted) and self._held(command):
                     call.phase = Phase.HELD
                 else:
-                    self._unstarted[call.path] = call
+                    self._unstarted[call.id] = call
         return asked
 
     def _held(self, command: ToolCall) -> bool:
@@ -452,9 +455,8 @@ class Interpreter:
         if done is not None:
             how = f"raised {type(done.error).__name__}: {done.error}" if done.error else "returned"
             return f"nothing more: the program has {how}"
-        path = call_id[len(self._prefix) :] if call_id else None
-        if path in self.pending:
-            return f"{self.pending[path].describe()} at {call_id}"
+        if call_id in self.pending:
+            return f"{self.pending[call_id].describe()} at {call_id}"
         return "; ".join(f"{c.describe()} at {c.id}" for c in self.pending.values()) or "nothing"
 
     def _diverge(self, body: ev.EventBody, asked: str) -> NoReturn:

@@ -17,6 +17,7 @@ from .branch import Branch, Group
 from .commands import Call, describe
 from .door import check_call
 from .errors import ForeignAwait
+from .ports import Usage
 from .requests import Interner, Prior
 from .run import Ask, GatherAsk, Run
 from .usage import Totals
@@ -73,7 +74,9 @@ class Machine:
         self.interner = Interner()
         self.unasked: set[Ask] = set()
         self.at = 0
-        self.used = Totals()
+        self.answers: list[Usage] = []
+        """What responses used that are not in `used` yet: nobody may ever ask."""
+        self._used = Totals()
         self.pending: dict[str, Call] = {}
         self.done: Done | None = None
         self._prior = prior
@@ -97,8 +100,16 @@ class Machine:
     def reply(self, call: Call, value: Any, error: BaseException | None, at: int) -> list[Call]:
         """Answer a pending call and step the program until it waits again; the commands it then asks."""
         self.at = at
-        del self.pending[call.path]
+        del self.pending[call.id]
         return self._pump(call.branch, value, error)
+
+    @property
+    def used(self) -> Totals:
+        """What the run has used up to the reply being delivered."""
+        for usage in self.answers:
+            self._used.add(usage)
+        self.answers.clear()
+        return self._used
 
     def branch_random(self) -> random.Random:
         """The random stream of the branch being stepped."""
@@ -213,7 +224,7 @@ class Machine:
             # An event that no append takes would be asked for again and again.
             self._ready.append((branch, None, error))
             return
-        self.pending[path] = call
+        self.pending[call_id] = call
         self._asked.append(call)
 
     def _fan(self, parent: Branch, ask: GatherAsk) -> None:

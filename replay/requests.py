@@ -13,9 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, overload
 
-from msgspec import Raw, Struct
+import msgspec
+from msgspec import Raw, Struct, field
 
 from ..journal import codec
+from ..journal.errors import UnsupportedValue
 from .provider_tools import acting
 
 _PRIME = (1 << 255) - 19
@@ -58,19 +60,42 @@ class NewItem(Struct, frozen=True, omit_defaults=True, gc=False):
     """Id of the run whose input this user message is."""
 
 
+Parts = list[tuple[int, int] | NewItem]
+
+_decode_parts = msgspec.json.Decoder(Parts).decode
+
+
 class RequestDelta(Struct, frozen=True, omit_defaults=True, gc=False):
     """
     A request against the one before it on its branch.
 
     Args:
         base: Call id of that request; "prior" for the last preamble and the conversation of the earlier runs; or None.
-        parts: In order, ranges `[from, to)` of the base's items, and new items.
+        encoded_parts: In order, ranges `[from, to)` of the base's items, and new items. Replay has no need of them.
         params: The parameters, when they differ from the base's.
     """
 
     base: str | None = None
-    parts: list[tuple[int, int] | NewItem] = []
+    encoded_parts: Raw = field(default=ABSENT, name="parts")
     params: Raw = ABSENT
+
+    @classmethod
+    def of(cls, base: str | None, parts: Parts, params: Raw = ABSENT) -> RequestDelta:
+        """The delta of these parts."""
+        return cls(base, Raw(codec.canonical(parts)) if parts else ABSENT, params)
+
+    @property
+    def parts(self) -> Parts:
+        """
+        Decoded, as often as they are looked at.
+
+        Raises:
+            UnsupportedValue: They are not what is recorded of a request.
+        """
+        try:
+            return _decode_parts(self.encoded_parts) if self.encoded_parts else []
+        except msgspec.DecodeError as error:
+            raise UnsupportedValue(f"the parts of a recorded request are damaged: {error}") from None
 
 
 class Item(Struct, frozen=True, gc=False):
@@ -272,7 +297,7 @@ class Request(Struct, eq=False):
 
     def delta(self, base: Base | None) -> RequestDelta:
         """This request against *base*, in the form that is stored."""
-        parts: list[tuple[int, int] | NewItem] = []
+        parts: Parts = []
         for segment, low, high in self.ranges:
             position = low
             while position < high:
@@ -290,7 +315,7 @@ class Request(Struct, eq=False):
                     parts.append((at, at + length))
                 position += length
         same = base is not None and base.params_digest == self.params.digest
-        return RequestDelta(base.call if base else None, parts, ABSENT if same else Raw(self.params.raw))
+        return RequestDelta.of(base.call if base else None, parts, ABSENT if same else Raw(self.params.raw))
 
 
 class Base(Struct, frozen=True, eq=False):

@@ -56,9 +56,12 @@ class Stepped(Protocol):
 
     at: int
     interner: Interner
-    used: Totals
     unasked: set[Ask]
     """Commands that were made and not awaited yet."""
+
+    @property
+    def used(self) -> Totals:
+        """What the run has used."""
 
     def branch_random(self) -> random.Random:
         """The random stream of the branch being stepped."""

@@ -173,7 +173,7 @@ class Session:
         if self._gate.alone not in (None, path):
             self._deferred.append(partial(self.completed, path, attempt, completion))
             return True
-        call = self.interpreter.pending.get(path)
+        call = self.interpreter.at(path)
         if self.error is not None or call is None or not self._gate.over(path, attempt):
             return False
         if self._stepper.halted is not None:
@@ -200,7 +200,7 @@ class Session:
         if self._gate.alone is not None:
             self._deferred.append(partial(self.reconciled, path, attempt, verdict))
             return
-        call = self.interpreter.pending.get(path)
+        call = self.interpreter.at(path)
         if self.error is not None or call is None or not self._gate.over(path, attempt):
             return
         if call.phase is Phase.DOUBT and self._stepper.halted is None:
