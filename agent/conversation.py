@@ -7,7 +7,7 @@ Each tool call of an assistant message is answered by exactly one tool message, 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -216,7 +216,15 @@ class _Slot(Struct):
     closed: bool = False
 
 
-class _Fold(Struct):
+class Conversation(Struct):
+    """
+    The conversation of a thread as its events tell it, folded one by one.
+
+    Attributes:
+        preamble: The instructions last asked with.
+        params_digest: Digest of the parameters last asked with.
+    """
+
     entries: list[Item | _Slot] = field(default_factory=list)
     slots: dict[str, _Slot] = field(default_factory=dict)
     preamble: Messages = field(default_factory=Messages)
@@ -227,20 +235,19 @@ class _Fold(Struct):
     """The run whose newest reply asked for no calls."""
 
     def apply(self, body: ev.EventBody) -> None:
-        match body:
-            case ev.RunStarted():
-                self.told.update(call for call, slot in self.slots.items() if not slot.closed)
-                self.entries.append(user_item(codec.decode(body.input), body.run))
-            case ev.ModelResponded():
-                self._model_responded(body)
-            case ev.ToolResolved():
-                self._resolved(body)
-            case ev.ToolReturned() | ev.ToolFailed() | ev.ApprovalGiven():
-                content = outcome_content(body)
-                if content is not None:
-                    self._close(body.call, content)
-            case _:
-                pass
+        """Fold one event."""
+        handler = _HANDLERS.get(type(body))
+        if handler is not None:
+            handler(self, body)
+
+    def items(self) -> Iterator[Item]:
+        """The messages: every call is answered, the order fixed by the calls."""
+        for entry in self.entries:
+            yield entry if isinstance(entry, Item) else result_item(entry.id, entry.call, entry.content)
+
+    def _run_started(self, body: ev.RunStarted) -> None:
+        self.told.update(call for call, slot in self.slots.items() if not slot.closed)
+        self.entries.append(user_item(codec.decode(body.input), body.run))
 
     def _model_responded(self, body: ev.ModelResponded) -> None:
         if body.request.params:
@@ -261,6 +268,11 @@ class _Fold(Struct):
             self.slots[slot.call] = slot
             self.entries.append(slot)
 
+    def _ended(self, body: ev.ToolReturned | ev.ToolFailed | ev.ApprovalGiven) -> None:
+        content = outcome_content(body)
+        if content is not None:
+            self._close(body.call, content)
+
     def _resolved(self, body: ev.ToolResolved) -> None:
         content = outcome_content(body)
         if content is None:
@@ -279,6 +291,16 @@ class _Fold(Struct):
         slot = self.slots.get(call)
         if slot is not None and not slot.closed:
             slot.content, slot.closed = content, True
+
+
+_HANDLERS: dict[type, Callable[[Conversation, Any], None]] = {
+    ev.RunStarted: Conversation._run_started,
+    ev.ModelResponded: Conversation._model_responded,
+    ev.ToolResolved: Conversation._resolved,
+    ev.ToolReturned: Conversation._ended,
+    ev.ToolFailed: Conversation._ended,
+    ev.ApprovalGiven: Conversation._ended,
+}
 
 
 def call_path(run: str, path: str, position: int) -> str:
@@ -307,16 +329,13 @@ def _note(parts: Parts) -> Item | None:
 
 
 def fold_prior(bodies: Iterable[ev.EventBody]) -> Prior:
-    """What a run inherits from the thread's log before it: every call closed, the order fixed by the calls."""
-    fold = _Fold()
+    """What a run inherits from the thread's log before it."""
+    told, messages = Conversation(), Messages()
     for body in bodies:
-        fold.apply(body)
-    messages = Messages()
-    for entry in fold.entries:
-        messages.add_item(
-            entry if isinstance(entry, Item) else result_item(entry.id, entry.call, entry.content)
-        )
-    return Prior(messages, fold.preamble, fold.params_digest)
+        told.apply(body)
+    for item in told.items():
+        messages.add_item(item)
+    return Prior(messages, told.preamble, told.params_digest)
 
 
 def conversation(events: Iterable[Event]) -> list[dict[str, Any]]:

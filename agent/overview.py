@@ -13,11 +13,11 @@ from ..journal.errors import UsageError
 from ..journal.journal import Journal, check_journal
 from ..replay import events as ev
 from ..replay.runner import RunResult
-from ..replay.status import OpenCall, RunState, fold
+from ..replay.status import OpenCall, RunState, ThreadStatus
 from ..replay.text import beginning, moment, one_line, visible
 from ..replay.timeline import standing, stream
 from ..replay.usage import Totals
-from .conversation import fold_prior
+from .conversation import Conversation
 
 MESSAGE_CHARACTERS = 2000
 
@@ -75,22 +75,23 @@ def overview(journal: Journal, thread: str, *, at: int | None = None) -> Overvie
     upto = info.head if at is None else at
     if upto > info.head:
         raise UsageError(f"thread {thread!r} has {info.head} events; there is no state at seq {at} yet")
-    events = list(stream(journal, thread, upto=upto, page=1000))
-    unread = [
-        f"seq {event.seq}, kind {event.kind!r}, version {event.version}"
-        for event in events
-        if event.version > ev.VERSIONS.get(event.kind, 0)
-    ]
-    messages = fold_prior(ev.known_bodies(events)).messages
+    status, told, unread = ThreadStatus(thread), Conversation(), []
+    for event in stream(journal, thread, upto=upto, page=1000):
+        if ev.is_known(event):
+            body = ev.decode_event(event)
+            status.apply(event.seq, body)
+            told.apply(body)
+        else:
+            unread.append(f"seq {event.seq}, kind {event.kind!r}, version {event.version}")
     return Overview(
         thread=thread,
         state=info.state.value,
         standing=standing(info),
         head=info.head,
         seq=upto,
-        runs=fold(thread, events, lenient=True).runs,
+        runs=status.runs,
         passed_over=unread,
-        conversation=[Raw(item.raw) for item in messages.items()],
+        conversation=[Raw(item.raw) for item in told.items()],
     )
 
 
