@@ -8,6 +8,9 @@ from typing import Any, NoReturn
 import msgspec
 from msgspec import Struct
 
+from ..journal import codec
+from ..journal.errors import UnsupportedValue
+
 
 class BadArguments(Struct, frozen=True):
     """Arguments that are no arguments; *message* tells the model what was wrong. The tool is not called."""
@@ -85,9 +88,10 @@ def _checked(value: dict[Any, Any]) -> dict[str, Any] | BadArguments:
         return _bad("a name in them is not text")
     try:
         _encode(value).encode()
+        codec.encode(value)
     except UnicodeEncodeError:
         return _bad("a text in them holds half of a surrogate pair, which is not valid Unicode")
-    except RecursionError:
+    except (RecursionError, UnsupportedValue):
         return _bad("they are nested too deeply")
     except (TypeError, ValueError) as error:
         return _bad(f"they hold something that is not JSON ({error})")

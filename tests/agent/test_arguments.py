@@ -52,6 +52,7 @@ def test_one_object_is_taken_as_text_or_as_it_is(raw: Any) -> None:
         ({1: 2}, "not text"),
         (b"\xff", "UTF-8"),
         ("[" * 100_000, "nested too deeply"),
+        ('{"a":' + "[" * 150 + "]" * 150 + "}", "nested too deeply"),
         ('{"a":' + "9" * 5000 + "}", "too long"),
     ],
     ids=lambda value: repr(value)[:30],
