@@ -299,7 +299,7 @@ class Interpreter:
             self._running.discard(call.id)
             call.phase, call.retry_at, call.failures = Phase.BACKOFF, body.retry_at, call.failures + 1
             return []
-        return self._failed(body, call, command, body.error, body.effect)
+        return self._fail(body, call, command, body.error, body.effect)
 
     def _tool_in_doubt(self, body: ev.ToolInDoubt) -> list[Call]:
         call = self._one_of(body, ToolCall, ModelCall)
@@ -325,7 +325,7 @@ class Interpreter:
         if body.outcome == "returned":
             result = body.result if command.raw else self._restored(body, command, body.result)
             return self._reply(body, call, result)
-        return self._failed(body, call, command, error, body.effect)
+        return self._fail(body, call, command, error, body.effect)
 
     def _approval_requested(self, body: ev.ApprovalRequested) -> list[Call]:
         call, command = self._matching(body, ToolCall)
@@ -344,7 +344,7 @@ class Interpreter:
             return self._begin_again(call)
         by = f" by {body.by}" if body.by else ""
         text = f"The call was denied{by}{': ' + body.note if body.note else ''}."
-        return self._fail(body, call, command, ToolError(text, error_type="ToolDenied"))
+        return self._fail(body, call, command, ev.Failure("ToolDenied", text), "none")
 
     def _begin_again(self, call: Call) -> list[Call]:
         call.phase = Phase.ASKED
@@ -359,13 +359,11 @@ class Interpreter:
         except UnsupportedValue as error:
             self._diverge(body, f"a result of another type: {error}")
 
-    def _failed(self, body: Any, call: Call, command: ToolCall, error: ev.Failure, effect: Any) -> list[Call]:
+    def _fail(self, body: Any, call: Call, command: ToolCall, error: ev.Failure, effect: Any) -> list[Call]:
         if effect == "unknown" and not command.tool.repeatable:
             self._doubted.add((command.tool.name, command.args))
-        return self._fail(body, call, command, ToolError(error.message, error_type=error.type, effect=effect))
-
-    def _fail(self, body: Any, call: Call, command: ToolCall, error: ToolError) -> list[Call]:
-        return self._reply(body, call, error) if command.raw else self._reply(body, call, None, error)
+        failed = ToolError(error.message, error_type=error.type, effect=effect)
+        return self._reply(body, call, failed) if command.raw else self._reply(body, call, None, failed)
 
     def _check_attempt(self, body: Any, call: Call, phases: tuple[Phase, ...]) -> None:
         """The call must be in one of these phases of exactly the attempt that *body* names."""
