@@ -11,8 +11,8 @@ from msgspec import Struct
 
 from ..journal.envelope import Event
 from ..journal.errors import UsageError
-from ..journal.export import read_events
 from ..journal.journal import Journal, check_journal
+from ..journal.reading import read_events
 from ..replay.differences import Difference, of_requests, of_values
 from ..replay.text import visible
 from ..replay.timeline import Timeline, line

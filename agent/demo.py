@@ -29,10 +29,11 @@ from ..journal import embedded
 from ..journal.envelope import Event
 from ..journal.errors import RefoldError, StoreError
 from ..journal.journal import Journal
+from ..journal.reading import read_events
 from ..replay import events as ev
 from ..replay.rebuild import replay
 from ..replay.text import visible
-from ..replay.timeline import record, stream
+from ..replay.timeline import record
 from .demo_worker import QUESTION, make_agent
 
 THREAD = "refund-demo"
@@ -149,7 +150,7 @@ class _Demo:
 
     def events(self) -> list[Event]:
         """The thread's log."""
-        return list(stream(self._journal, self._thread))
+        return list(read_events(self._journal, self._thread))
 
     def claims(self) -> list[Claim]:
         """What is to be proved, looked up in the files."""

@@ -11,11 +11,12 @@ from msgspec import Raw, Struct
 from ..journal import codec
 from ..journal.errors import UsageError
 from ..journal.journal import Journal, check_journal
+from ..journal.reading import read_events
 from ..replay import events as ev
 from ..replay.runner import RunResult
 from ..replay.status import OpenCall, RunState, ThreadStatus
 from ..replay.text import beginning, moment, one_line, visible
-from ..replay.timeline import standing, stream
+from ..replay.timeline import standing
 from ..replay.usage import Totals
 from .conversation import Conversation
 
@@ -76,7 +77,7 @@ def overview(journal: Journal, thread: str, *, at: int | None = None) -> Overvie
     if upto > info.head:
         raise UsageError(f"thread {thread!r} has {info.head} events; there is no state at seq {at} yet")
     status, told, unread = ThreadStatus(thread), Conversation(), []
-    for event in stream(journal, thread, upto=upto, page=1000):
+    for event in read_events(journal, thread, upto=upto, page=1000):
         if ev.is_known(event):
             body = ev.decode_event(event)
             status.apply(event.seq, body)
@@ -114,7 +115,7 @@ def result_lines(result: RunResult) -> Iterator[str]:
     why = f": {one_line(result.reason)}" if result.reason else ""
     yield (
         f"run {result.run_id} of thread {visible(result.thread)} is {result.status}{why} "
-        f"({used.responses} responses, {_tokens(used)})"
+        f"({_responses(used)}, {_tokens(used)})"
     )
     for call in result.pending:
         cut_off = ": had not come to its end when it was left" if call.status == "started" else ""
@@ -144,11 +145,16 @@ def _run_lines(run: RunState) -> Iterator[str]:
     yield ""
     yield f"run {run.run} of {visible(run.program)}: {run.status}{why}"
     yield (
-        f"  seq {run.first_seq} to {run.last_seq}, {run.tenures} tenures, {used.responses} responses, "
+        f"  seq {run.first_seq} to {run.last_seq}, {run.tenures} tenures, {_responses(used)}, "
         f"{run.tools} tool calls, {_tokens(used)}{cost}"
     )
     for call in run.open.values():
         yield f"  {call_line(call)}"
+
+
+def _responses(used: Totals) -> str:
+    more = f" and {used.unusable} unusable answers" if used.unusable else ""
+    return f"{used.responses} responses{more}"
 
 
 def _tokens(used: Totals) -> str:

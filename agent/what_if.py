@@ -10,8 +10,8 @@ from msgspec import Struct
 from ..journal import codec
 from ..journal.envelope import Event
 from ..journal.errors import UsageError
-from ..journal.export import read_events
 from ..journal.journal import Journal, check_journal
+from ..journal.reading import read_events
 from ..replay import answers
 from ..replay import events as ev
 from ..replay.divergence import Divergence

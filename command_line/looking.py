@@ -66,7 +66,8 @@ def show(
     settings: Settings, thread: str, first: int | None, last: int | None, count: int | None, full: bool
 ) -> None:
     """Show THREAD's events in order. Events that this refold does not know are shown as such."""
-    from ..replay.timeline import Timeline, body_text, line, record, stream
+    from ..journal.reading import read_events
+    from ..replay.timeline import Timeline, body_text, line, record
 
     if count is not None and first is not None:
         raise UsageError("--last and --from exclude each other")
@@ -80,7 +81,7 @@ def show(
         begin = first - 1 if first is not None else max(0, end - (count or EVENTS_SHOWN))
         if first is not None and first > head:
             note(f"{quoted(thread)} has {head} events, and no seq {first} yet")
-        for event in stream(journal, thread, after=begin, upto=end):
+        for event in read_events(journal, thread, after=begin, upto=end):
             if settings.json:
                 put_json(record(event))
                 continue

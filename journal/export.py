@@ -18,10 +18,10 @@ from .envelope import BATCH_BYTES_MAX, GENESIS, Event
 from .errors import Corrupt, ThreadNotFound, ThreadsDiffer, UsageError
 from .journal import Journal, check_journal
 from .packed import is_sealed, packing
+from .reading import read_events
 from .store import Admission, Admitted, ThreadInfo, ThreadState
 from .thread_file import FORMAT, FiledThread, Header, read_threads, write_thread
 
-PAGE = 100
 THREADS_PAGE = 500
 BATCH_EVENTS = 500
 NAME_BYTES_MAX = 200
@@ -355,16 +355,6 @@ class _Taking:
             if here.hash != there.hash:
                 return seq
         return seq + 1
-
-
-def read_events(journal: Journal, thread: str, *, after: int = 0, upto: int | None = None) -> Iterator[Event]:
-    """Events with `after < seq <= upto` in seq order, read as they are taken."""
-    while upto is None or after < upto:
-        page = journal.read(thread, after=after, upto=upto, limit=PAGE)
-        yield from page
-        if len(page) < PAGE:
-            return
-        after = page[-1].seq
 
 
 @contextmanager

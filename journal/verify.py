@@ -9,8 +9,9 @@ from msgspec import Struct
 
 from .envelope import GENESIS, Event, chain
 from .errors import Corrupt
-from .export import all_threads, read_events, read_file
+from .export import all_threads, read_file
 from .journal import Journal, check_journal
+from .reading import read_events
 from .store import ThreadInfo
 
 Look = Callable[[Event], str | None]

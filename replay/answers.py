@@ -16,6 +16,7 @@ from ..journal import codec
 from ..journal.errors import UnsupportedValue, UsageError
 from ..journal.journal import Journal, check_journal
 from ..journal.limits import check_name
+from ..journal.reading import read_events
 from ..journal.store import Message, ThreadInfo
 from . import events as ev
 from .door import NAME_BYTES_MAX, RESULT_BYTES_MAX
@@ -37,7 +38,6 @@ from .inbox import (
 )
 from .status import OpenCall, ThreadStatus, fold
 from .text import beginning, one_line, visible
-from .timeline import stream
 
 
 class Given(Struct, frozen=True, kw_only=True):
@@ -296,7 +296,7 @@ def _value(data: bytes | None, name: str) -> Raw:
 def _look(journal: Journal, thread: str) -> tuple[ThreadInfo, ThreadStatus]:
     check_journal(journal)
     info = journal.info(thread)
-    return info, fold(thread, stream(journal, thread, upto=info.head, page=1000))
+    return info, fold(thread, read_events(journal, thread, upto=info.head, page=1000))
 
 
 def _ended(status: ThreadStatus, call: str) -> bool:

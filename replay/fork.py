@@ -10,8 +10,8 @@ from msgspec import Raw, Struct, structs
 from ..journal import codec
 from ..journal.envelope import Event, NewEvent, chain
 from ..journal.errors import ThreadNotFound, UsageError
-from ..journal.export import read_events
 from ..journal.journal import Journal, check_journal
+from ..journal.reading import read_events
 from ..journal.store import Fork, ThreadState
 from . import events as ev
 from .inbox import Resolution, encode_message, resolution_key

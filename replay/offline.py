@@ -13,8 +13,9 @@ from msgspec import Struct
 
 from ..journal.envelope import Event
 from ..journal.errors import Corrupt, RefoldError, UsageError
-from ..journal.export import all_threads, read_events, read_file
+from ..journal.export import all_threads, read_file
 from ..journal.journal import Journal
+from ..journal.reading import read_events
 from .errors import ForeignAwait, UnknownEvent
 from .program import Program
 from .report import Replayed, replay_events

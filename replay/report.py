@@ -9,13 +9,13 @@ from msgspec import Struct
 
 from ..journal.envelope import Event
 from ..journal.journal import Journal, check_journal
+from ..journal.reading import read_events
 from . import events as ev
 from .divergence import Divergence
 from .no_network import no_network
 from .program import Program
 from .rebuild import replay
 from .text import one_line, visible
-from .timeline import stream
 
 HEADINGS = ("thread", "verdict", "events", "seq", "what")
 
@@ -81,7 +81,7 @@ def replay_thread(journal: Journal, thread: str, program: Program) -> Replayed:
         UnknownEvent: An event this refold cannot apply.
     """
     check_journal(journal)
-    events = list(stream(journal, thread, upto=journal.info(thread).head, page=1000))
+    events = list(read_events(journal, thread, upto=journal.info(thread).head, page=1000))
     return replay_events(program, thread, events)
 
 

@@ -15,6 +15,7 @@ from ..journal.envelope import Event, check_thread_id
 from ..journal.errors import ThreadBusy, UsageError
 from ..journal.journal import Journal, check_journal
 from ..journal.limits import check_name
+from ..journal.reading import read_events
 from ..journal.store import Message, Release
 from ..journal.tenure import Tenure
 from . import events as ev
@@ -438,10 +439,4 @@ class Runner:
 
 def read_all(journal: Journal, thread: str, *, upto: int | None = None) -> list[Event]:
     """All events of a thread, read in pages."""
-    events: list[Event] = []
-    while upto is None or len(events) < upto:
-        page = journal.read(thread, after=len(events), upto=upto, limit=READ_PAGE)
-        events.extend(page)
-        if len(page) < READ_PAGE:
-            break
-    return events
+    return list(read_events(journal, thread, upto=upto, page=READ_PAGE))

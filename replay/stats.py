@@ -19,6 +19,7 @@ from msgspec import Raw, Struct, field
 
 from ..journal.envelope import Event
 from ..journal.journal import Journal, check_journal
+from ..journal.reading import read_events
 from ..journal.store import Cursor
 from . import events as ev
 from .copies import FORKED, Copies
@@ -378,25 +379,18 @@ def read_stats(
     """
     check_journal(journal)
 
-    def read(name: str, upto: int) -> Iterator[Event]:
-        return _pages(lambda after: journal.read(name, after=after, upto=upto, limit=PAGE))
+    def read(name: str, upto: int | None = None) -> Iterator[Event]:
+        return read_events(journal, name, upto=upto, page=PAGE)
 
     stats = Stats(read)
     if thread is not None:
         journal.info(thread)
-        events = _pages(lambda after: journal.read(thread, after=after, limit=PAGE))
+        events = read(thread)
     else:
         events = _feed(journal)
     for event in events:
         stats.apply(event)
     return StatsReport(tuple(by), stats.table(by), stats.unread)
-
-
-def _pages(read: Callable[[int], Sequence[Event]]) -> Iterator[Event]:
-    after = 0
-    while page := read(after):
-        yield from page
-        after = page[-1].seq
 
 
 def _feed(journal: Journal) -> Iterator[Event]:

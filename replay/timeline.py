@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -11,7 +10,6 @@ from msgspec import Raw, Struct
 
 from ..journal.envelope import Event
 from ..journal.errors import Corrupt
-from ..journal.journal import Journal
 from ..journal.store import ThreadInfo
 from . import events as ev
 from .errors import UnknownEvent
@@ -19,7 +17,6 @@ from .ports import Usage
 from .text import beginning, duration, moment, one_line, size, visible, visible_json
 
 SUMMARY_CHARACTERS = 160
-_PAGE = 100
 
 
 class Row(Struct, frozen=True, kw_only=True):
@@ -97,18 +94,6 @@ class Timeline:
             summary=one_line(text, SUMMARY_CHARACTERS),
             problem=one_line(problem),
         )
-
-
-def stream(
-    journal: Journal, thread: str, *, after: int = 0, upto: int | None = None, page: int = _PAGE
-) -> Iterator[Event]:
-    """Events with `after < seq <= upto` in seq order, read as they are taken, *page* at a time."""
-    while upto is None or after < upto:
-        events = journal.read(thread, after=after, upto=upto, limit=page)
-        yield from events
-        if len(events) < page:
-            return
-        after = events[-1].seq
 
 
 def record(event: Event) -> dict[str, Any]:

@@ -20,11 +20,11 @@ from chaos.worker import EFFECTS_TABLE
 from refold import Journal
 from refold.journal import codec
 from refold.journal.errors import StoreError, ThreadNotFound
+from refold.journal.reading import read_events
 from refold.journal.store import ThreadState
 from refold.replay import answers, status
 from refold.replay.errors import NotPending
 from refold.replay.runner import read_all
-from refold.replay.timeline import stream
 
 FINISH_S = 60.0
 """Faults off, every thread must have finished within this time."""
@@ -179,7 +179,7 @@ class Operator:
             return
 
     def _settle(self, thread: str) -> None:
-        events = stream(self._journal, thread, upto=self._journal.info(thread).head, page=1000)
+        events = read_events(self._journal, thread, upto=self._journal.info(thread).head, page=1000)
         run = status.fold(thread, events).current
         for open_call in [] if run is None else list(run.open.values()):
             if open_call.status != "in doubt" or self._may_yet_act(thread, open_call.call, open_call.attempt):
