@@ -97,7 +97,7 @@ def _prose(struct: type[msgspec.Struct]) -> list[str]:
 def _json(struct: type, name: str) -> str:
     owner = next(each for each in struct.__mro__ if name in inspect.get_annotations(each))
     annotation = inspect.get_annotations(owner)[name]
-    if annotation.startswith("list[tuple[int, int]"):
+    if name == "encoded_parts":  # decoded only where they are looked at, so their type does not tell
         return "list of ranges `[from, to]` and [items](#item)"
     parts = [_one(part) for part in annotation.split(" | ") if part != "None"]
     return " or ".join(parts)
