@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from .envelope import NewEvent, chain
@@ -25,6 +26,9 @@ from .store import Append, AppendResult, Lease, Outcome, Release, ThreadState
 from .writer import Submits
 
 Transact = Callable[[Callable[[Any], Append]], tuple[Append, AppendResult]]
+
+Told = Callable[[AppendResult | BaseException], object]
+"""Told what an append came to."""
 
 
 class Tenure:
@@ -72,7 +76,9 @@ class Tenure:
         self._lock = threading.Lock()
         self._granted_s = granted_s
         self._overdue_s: float | None = None
-        self._pending: Future[AppendResult] | None = None
+        self._flying = False
+        self._landed: threading.Event | None = None
+        """Somebody waits for the append under way."""
         self._ended = False
         self._releasing = False
         self._failure: BaseException | None = None
@@ -151,27 +157,44 @@ class Tenure:
             LimitExceeded: An event or the batch is too large; nothing was written.
             UsageError: The tenure was given back.
         """
-        batch = tuple(events)
-        check_batch(self.thread, self.head, batch)
         future: Future[AppendResult] = Future()
         future.set_running_or_notify_cancel()
-        with self._lock:
-            if self._failure is not None:
-                future.set_exception(self._failure)
-                return future
-            if self._ended:
-                raise UsageError(
-                    f"the lease of thread {self.thread!r} was given back; acquire it again to append"
-                )
-            assert self._pending is None, f"thread {self.thread!r} already has an append in flight"
-            self._pending = future
-        append = self._chained(batch, state, wake_at_us, tuple(consumed))
-        try:
-            self._writer.submit(append, lambda fate, sent_s: self._settle(append, future, fate, sent_s), loop)
-        except BaseException:
-            self._pending = None
-            raise
+        self.send(
+            events,
+            state=state,
+            wake_at_us=wake_at_us,
+            consumed=consumed,
+            loop=loop,
+            told=partial(_resolve, future),
+        )
         return future
+
+    def send(
+        self,
+        events: Sequence[NewEvent],
+        *,
+        state: ThreadState,
+        told: Told,
+        wake_at_us: int | None = None,
+        consumed: Sequence[int] = (),
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        """
+        What `append` does; *told* is called once with what its future would have come to.
+
+        From whichever thread learns it: on *loop* between its other work, or here and now if the tenure is lost.
+        """
+        batch = tuple(events)
+        check_batch(self.thread, self.head, batch)
+        if (failure := self._take_off()) is not None:
+            told(failure)
+            return
+        try:
+            append = self._chained(batch, state, wake_at_us, tuple(consumed))
+            self._writer.submit(append, lambda fate, sent_s: self._settle(append, told, fate, sent_s), loop)
+        except BaseException:
+            self._land()
+            raise
 
     def transact(self, make: Callable[[Any], NewEvent]) -> NewEvent:
         """
@@ -185,16 +208,8 @@ class Tenure:
                 after `StoreUnavailable` its fate is unknown.
             Exception: What *make* raised; nothing of it happened.
         """
-        future: Future[AppendResult] = Future()
-        with self._lock:
-            if self._failure is not None:
-                raise self._failure
-            if self._ended:
-                raise UsageError(
-                    f"the lease of thread {self.thread!r} was given back; acquire it again to append"
-                )
-            assert self._pending is None, f"thread {self.thread!r} already has an append in flight"
-            self._pending = future
+        if (failure := self._take_off()) is not None:
+            raise failure
         sent_s = self._sources.monotonic_s()
 
         def work(connection: Any) -> Append:
@@ -207,11 +222,12 @@ class Tenure:
                 raise StoreRefused(f"thread {self.thread!r}: this journal has no transactions to share")
             append, result = self._transact(work)
         except BaseException:
-            self._pending = None
-            future.set_result(AppendResult(Outcome.CONFLICT, self.head))
+            self._land()
             raise
-        self._settle(append, future, result, sent_s)
-        future.result()
+        came_to: list[AppendResult | BaseException] = []
+        self._settle(append, came_to.append, result, sent_s)
+        if isinstance(came_to[0], BaseException):
+            raise came_to[0]
         return append.events[0]
 
     def release(self, seen: int = 0) -> Release:
@@ -225,9 +241,7 @@ class Tenure:
             StoreUnavailable: The store did not answer; the lease runs out by itself, unless this journal takes
                 the thread again before.
         """
-        pending = self._pending
-        if pending is not None:
-            pending.exception()
+        self._wait_landed()
         if self._lost:
             return Release.FENCED
         if self._ended:
@@ -287,6 +301,33 @@ class Tenure:
         if callback is not None:
             callback()
 
+    def _take_off(self) -> BaseException | None:
+        """From now on an append is under way; why none can be, if so."""
+        with self._lock:
+            if self._failure is not None:
+                return self._failure
+            if self._ended:
+                raise UsageError(
+                    f"the lease of thread {self.thread!r} was given back; acquire it again to append"
+                )
+            assert not self._flying, f"thread {self.thread!r} already has an append in flight"
+            self._flying = True
+            return None
+
+    def _land(self) -> None:
+        with self._lock:
+            self._flying = False
+            landed, self._landed = self._landed, None
+        if landed is not None:
+            landed.set()
+
+    def _wait_landed(self) -> None:
+        with self._lock:
+            if not self._flying:
+                return
+            landed = self._landed = self._landed or threading.Event()
+        landed.wait()
+
     def _chained(
         self,
         batch: tuple[NewEvent, ...],
@@ -312,9 +353,7 @@ class Tenure:
             consumed=consumed,
         )
 
-    def _settle(
-        self, append: Append, future: Future[AppendResult], fate: AppendResult | BaseException, sent_s: float
-    ) -> None:
+    def _settle(self, append: Append, told: Told, fate: AppendResult | BaseException, sent_s: float) -> None:
         failure = fate if isinstance(fate, BaseException) else self._failure_of(append, fate)
         if failure is None and isinstance(fate, AppendResult):
             self.head = append.expected + len(append.events)
@@ -323,18 +362,18 @@ class Tenure:
             # A duplicate renewed the lease at an earlier, unknown moment: it does not count.
             if fate.outcome is Outcome.APPENDED:
                 self.renewed(sent_s)
-            self._pending = None
-            future.set_result(fate)
+            self._land()
+            told(fate)
             return
         assert failure is not None
         with self._lock:
             self._failure = failure
-            self._pending = None
         try:
             if isinstance(failure, LeaseLost):
                 self.mark_lost()
         finally:
-            future.set_exception(failure)
+            self._land()
+            told(failure)
 
     def _failure_of(self, append: Append, result: AppendResult) -> RefoldError | None:
         if result.outcome in (Outcome.APPENDED, Outcome.DUPLICATE):
@@ -358,3 +397,10 @@ class Tenure:
                 f"or the hash of seq {append.expected} is another; nothing was written, read the inbox again"
             )
         return Corrupt(self.thread, append.expected, "its hash is not the one this holder had acknowledged")
+
+
+def _resolve(future: Future[AppendResult], outcome: AppendResult | BaseException) -> None:
+    if isinstance(outcome, BaseException):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

@@ -16,6 +16,7 @@ from .errors import ModelError
 from .outcomes import ToolRaised
 from .ports import ToolContext
 from .recording import Completion
+from .timers import Timers
 from .under_way import UnderWay
 
 contained: contextvars.ContextVar[bool] = contextvars.ContextVar("refold_contained", default=False)
@@ -33,6 +34,9 @@ class Surroundings(Protocol):
 
     def watch(self, path: str, deadline_s: float | None) -> None:
         """A call is to be over by *deadline_s*, or is over."""
+
+    def free(self, call: Call) -> bool:
+        """Whether this worker may act for *call* right now; if it is not, ask `allowed`."""
 
     async def allowed(self, call: Call) -> None:
         """Return when this worker may act for *call*; never, if it may not. Raises `NotBegun` if it is too late."""
@@ -77,7 +81,8 @@ class Attempt:
         number: Of the attempt.
         loop: Where.
         context: Variables that its work sees.
-        over: Called with each task that the attempt made, when that is done; the last one ends the attempt.
+        timers: Tell it when its time is over.
+        over: Called when nothing is left to be done, with what broke the attempt itself, if anything did.
     """
 
     def __init__(
@@ -88,7 +93,8 @@ class Attempt:
         *,
         loop: asyncio.AbstractEventLoop,
         context: contextvars.Context,
-        over: Callable[[Attempt, asyncio.Task[Any]], None],
+        timers: Timers,
+        over: Callable[[Attempt, BaseException | None], None],
     ) -> None:
         self._surroundings = surroundings
         self._call = call
@@ -96,17 +102,13 @@ class Attempt:
         self._over = over
         self._started_s = self._beat_s = surroundings.sources.monotonic_s()
         self._deadline_s = self._started_s + surroundings.left_s(call)
-        self._timer: asyncio.TimerHandle | None = None
+        self._timers = timers
         self._begun = self._expired = self._dropped = False
         self._closer: asyncio.Task[None] | None = None
         surroundings.watch(call.path, self._deadline_s)
         self._loop = loop
         self._task = loop.create_task(self._run(), context=context)
-        self._task.add_done_callback(lambda task: over(self, task))
-
-    def ended_by(self, task: asyncio.Task[Any]) -> bool:
-        """Whether nothing is left to be done when *task* is."""
-        return task is (self._closer or self._task)
+        self._task.add_done_callback(self._task_over)
 
     def cancel(self) -> None:
         """Nobody waits for it any more: stop it; a sync tool runs on, and what it comes to is passed on."""
@@ -132,12 +134,14 @@ class Attempt:
                 raise
             completion = self._failure(error)
         finally:
-            if self._timer is not None:
-                self._timer.cancel()
+            self._timers.drop(self)
             if self._closer is None:
                 surroundings.watch(call.path, None)
         if self._closer is None:
             surroundings.hand_over(call, self._number, completion, self._started_s)
+            # Told here and now, not by the loop in its next round.
+            self._task.remove_done_callback(self._task_over)
+            self._over(self, None)
             return None
         if completion.error is not None:
             raise completion.error
@@ -145,10 +149,11 @@ class Attempt:
 
     async def _work(self) -> Any:
         surroundings, command = self._surroundings, self._call.command
-        await surroundings.allowed(self._call)
+        if not surroundings.free(self._call):
+            await surroundings.allowed(self._call)
         self._begun = True
         self._beat_s = surroundings.sources.monotonic_s()
-        self._set_timer(self._beat_s)
+        self._timers.add(self, self._beat_s)
         if isinstance(command, ToolCall):
             left_s = self._deadline_s - self._beat_s
             context = surroundings.context(self._call, self._number, left_s, self._beat)
@@ -201,22 +206,18 @@ class Attempt:
     def _beat(self) -> None:
         self._beat_s = self._surroundings.sources.monotonic_s()
 
-    def _until_s(self) -> float:
+    def until_s(self) -> float:
+        """When its time is over, or its idle time, if it gives no sign of life until then."""
         command = self._call.command
         idle_s = command.tool.idle_timeout_s if isinstance(command, ToolCall) else None
         return self._deadline_s if idle_s is None else min(self._deadline_s, self._beat_s + idle_s)
 
-    def _set_timer(self, now_s: float) -> None:
-        self._timer = self._loop.call_later(max(0.0, self._until_s() - now_s), self._strike)
-
-    def _strike(self) -> None:
-        now_s, until_s = self._surroundings.sources.monotonic_s(), self._until_s()
+    def strike(self) -> None:
+        """Its time is over."""
         if self._task.done() or self._closer is not None:
             return
-        if now_s < until_s:
-            self._set_timer(now_s)
-        elif isinstance(self._call.command, ToolCall):
-            self._close(self._give_up("no heartbeat" if until_s < self._deadline_s else "no answer"))
+        if isinstance(self._call.command, ToolCall):
+            self._close(self._give_up("no heartbeat" if self.until_s() < self._deadline_s else "no answer"))
         else:
             self._expired = True
             self._task.cancel()
@@ -236,7 +237,11 @@ class Attempt:
                 self._surroundings.watch(self._call.path, None)
 
         self._closer = self._loop.create_task(close())
-        self._closer.add_done_callback(lambda task: self._over(self, task))
+        self._closer.add_done_callback(self._task_over)
+
+    def _task_over(self, task: asyncio.Task[Any]) -> None:
+        if task is (self._closer or self._task):
+            self._over(self, None if task.cancelled() else task.exception())
 
 
 async def _run_step(command: StepCall) -> Any:

@@ -211,6 +211,10 @@ class Effects:
 
     # Attempts
 
+    def free(self, call: Call) -> bool:
+        """Whether this worker may act for *call* right now."""
+        return not _alive and self._tenure.remaining_s() > 0 and not self._too_late(call)
+
     async def allowed(self, call: Call) -> None:
         """Return when this worker may act for *call*; never, if it may not. Raises `NotBegun` if it is too late."""
         if isinstance(call.command, ToolCall):
@@ -222,8 +226,7 @@ class Effects:
             if started:
                 raise NotBegun from error
             raise
-        # A rival leaves it alone for its time and no longer, counted from the recorded start.
-        if started and self._late_s(call) > max(LATE_S, self.timeout_of(call) / 2):
+        if self._too_late(call):
             raise NotBegun
 
     def under_way(self, call: Call) -> UnderWay:
@@ -373,6 +376,10 @@ class Effects:
         """Seconds an attempt that is begun now may take."""
         late_s = self._late_s(call) - LATE_S if call.phase is Phase.STARTED else 0.0
         return self.timeout_of(call) - max(0.0, late_s)
+
+    def _too_late(self, call: Call) -> bool:
+        """Whether it must not begin: a rival leaves it alone for its time, counted from the recorded start."""
+        return call.phase is Phase.STARTED and self._late_s(call) > max(LATE_S, self.timeout_of(call) / 2)
 
     def _late_s(self, call: Call) -> float:
         return (self._tenure.now_us() - call.asked_us) / 1e6

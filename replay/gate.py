@@ -49,7 +49,7 @@ class Gate:
 
     def open(self) -> None:
         """Begin what waited long enough; a transactional tool waits until everything is durable."""
-        if self.alone is not None:
+        if not self._waiting or self.alone is not None:
             return
         waiting, self._waiting = self._waiting, []
         for position, (seq, call) in enumerate(waiting):

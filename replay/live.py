@@ -8,7 +8,6 @@ import contextvars
 import threading
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -24,6 +23,7 @@ from .effects import Effects, Limits, World
 from .events import VERSIONS, decode_bytes, encode_body, kind_of
 from .recording import Completion
 from .session import Session
+from .timers import Timers
 from .under_way import UnderWay
 
 __all__ = ["Limits", "LiveHost", "World"]
@@ -51,6 +51,7 @@ class LiveHost:
             journal, tenure, world, complete=self._completed, leaving=self._leaving, left_s=self._left_s
         )
         self._context = contextvars.copy_context()
+        self._timers = Timers(self._loop, journal.sources.monotonic_s)
         self._running: dict[str, Attempt | asyncio.Task[None]] = {}
         self._alarm: asyncio.TimerHandle | None = None
         self._finished = asyncio.Event()
@@ -80,15 +81,15 @@ class LiveHost:
     ) -> None:
         """Hand a batch to the journal's writer."""
         here = threading.get_ident() == self._thread and not self._loop.is_closed()
-        future = self._tenure.append(
+        count = len(events)
+        self._tenure.send(
             events,
             state=state,
             wake_at_us=wake_at_us,
             consumed=consumed,
             loop=self._loop if here else None,
+            told=lambda outcome: self._post(partial(self._appended, outcome, count)),
         )
-        count = len(events)
-        future.add_done_callback(lambda done: self._post(lambda: self._appended(done, count)))
 
     def perform(self, call: Call, attempt: int) -> None:
         """Begin an effect as a task of the loop; nothing begins when nobody drives the session any more."""
@@ -100,7 +101,8 @@ class LiveHost:
             attempt,
             loop=self._loop,
             context=self._context.copy(),
-            over=lambda each, task: self._done(call.path, each, task),
+            timers=self._timers,
+            over=partial(self._over, call.path),
         )
 
     def transact(self, call: Call, attempt: int) -> None:
@@ -177,6 +179,7 @@ class LiveHost:
                 self._detached = True
             if not self._loop.is_closed():
                 poller.cancel()
+                self._timers.close()
                 if self._alarm is not None:
                     self._alarm.cancel()
                 for running in list(self._running.values()):
@@ -199,14 +202,14 @@ class LiveHost:
     def _spawn(self, call: Call, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work, context=self._context.copy())
         self._running[call.path] = task
-        task.add_done_callback(lambda done: self._done(call.path, task, done))
+        task.add_done_callback(
+            lambda task: self._over(call.path, task, None if task.cancelled() else task.exception())
+        )
 
-    def _done(self, path: str, running: Attempt | asyncio.Task[None], task: asyncio.Task[Any]) -> None:
-        if isinstance(running, Attempt) and not running.ended_by(task):
-            return
+    def _over(self, path: str, running: Attempt | asyncio.Task[None], error: BaseException | None) -> None:
         if self._running.get(path) is running:
             del self._running[path]
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if error is not None:
             self._enter(lambda: self._live().failed(error))
 
     def _enter(self, step: Callable[[], Any]) -> Any:
@@ -247,12 +250,11 @@ class LiveHost:
     def _completed(self, call: Call, attempt: int, completion: Completion) -> bool:
         return bool(self._enter(lambda: self._live().completed(call.path, attempt, completion)))
 
-    def _appended(self, done: Future[AppendResult], count: int) -> None:
-        error = done.exception()
-        if error is None:
-            self._live().acked(count)
+    def _appended(self, outcome: AppendResult | BaseException, count: int) -> None:
+        if isinstance(outcome, BaseException):
+            self._failed(outcome)
         else:
-            self._failed(error)
+            self._live().acked(count)
 
     def _failed(self, error: BaseException) -> None:
         unrecorded = self._live().failed(error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import uuid
 from typing import Any
 
 from msgspec import Raw, Struct
@@ -19,6 +18,8 @@ from .machine import Done
 from .outcomes import DidNotHappen, Happened, Reconciled, ToolRaised
 from .ports import ModelReply
 from .response import encode_reply
+
+_VARIANT = {f"{digit:x}": f"{digit & 3 | 8:x}" for digit in range(16)}
 
 
 class Policy(Struct, frozen=True, kw_only=True):
@@ -101,8 +102,9 @@ def start(call: Call, *, at: int, uid: str) -> ev.ToolStarted | ev.ModelStarted:
 
 def idempotency_key(uid: str, call_id: str) -> str:
     """The key of a call: a UUID made from the thread's uid and the call id, so the same in every attempt."""
-    digest = hashlib.sha256(f"refold key 1/{uid}/{call_id}".encode()).digest()
-    return str(uuid.UUID(bytes=digest[:16], version=5))
+    text = hashlib.sha256(f"refold key 1/{uid}/{call_id}".encode()).hexdigest()
+    # Version 5; of the digit after it, the two highest bits say that it is one of RFC 4122.
+    return f"{text[:8]}-{text[8:12]}-5{text[13:16]}-{_VARIANT[text[16]]}{text[17:20]}-{text[20:32]}"
 
 
 def outcome(call: Call, done: Completion, *, at: int, now_us: int, policy: Policy) -> ev.EventBody:

@@ -180,7 +180,6 @@ class Session:
             self._record_unstepped(call, completion)
         else:
             self._outcome(call, completion)
-        self._fill()
         self._go_on()
         return True
 
@@ -261,7 +260,7 @@ class Session:
 
     def leaving(self) -> bool:
         """Whether what runs had better stop: the worker leaves, lost its lease, or the run is cancelled."""
-        return self.error is not None or self._idle_by_order()
+        return self._idle_by_order()
 
     # Beginning
 
@@ -272,11 +271,11 @@ class Session:
         match command:
             case ModelCall() if command.in_doubt is None:
                 self._gate.hold(self._base, call)
-            case ModelCall() if call.phase in (Phase.ASKED, Phase.BACKOFF):
-                self._start(call)
             case StepCall():
                 self._gate.hold(self._base if command.read_only else self._outbox.head, call)
-            case ToolCall() if call.phase is Phase.BACKOFF:
+            case ToolCall() if call.phase is Phase.ASKED:
+                return  # it is started when there is a free slot
+            case ModelCall() | ToolCall() if call.phase in (Phase.ASKED, Phase.BACKOFF):
                 self._start(call)
             case ToolCall() if call.phase is Phase.REFUSED:
                 self._refused.append(call)
@@ -286,12 +285,10 @@ class Session:
                 self._emit(begun)
                 self._unmatched = True
                 self.alarms.wake_at(call.due)
-            case _:
-                pass
 
     def _fill(self) -> None:
         """Start tools while there are free slots."""
-        while not self._idle_by_order() and (call := self.interpreter.next_tool()) is not None:
+        while (call := self.interpreter.next_tool()) is not None and not self._idle_by_order():
             self._start(call)
 
     def _start(self, call: Call) -> None:
@@ -301,7 +298,7 @@ class Session:
         self._emit(start(call, at=self._outbox.last_at, uid=self.interpreter.uid))
 
     def _open_gate(self) -> None:
-        if self.error is None and not self._idle_by_order():
+        if not self._idle_by_order():
             self._gate.open()
 
     def _drop_gated(self) -> None:
@@ -311,16 +308,21 @@ class Session:
                 self._emit(unbegun(call, at=self._at()))
 
     def _idle_by_order(self) -> bool:
-        return (self.interpreter.cancelling, self._stopping, self._stepper.halted) != ("", None, None)
+        if self.error is not None or self._stopping is not None:
+            return True
+        return bool(self._stepper.halted or self.interpreter.cancelling)
 
     # Outcomes
 
     def _outcome(self, call: Call, completion: Completion) -> None:
-        self._emit(self._made(call, completion))
+        self._stepper.outcome(call, self._made(call, completion), send=self._flush, follow=self._follow)
         if call.phase is Phase.DOUBT:
             self._settle_doubt(call)
         if call.phase is Phase.BACKOFF:
             self.alarms.wake_at(call.retry_at)
+
+    def _flush(self) -> None:
+        self._outbox.flush(leaving=self._stopping is not None)
 
     def _made(self, call: Call, completion: Completion) -> ev.EventBody:
         return outcome(call, completion, at=self._at(), now_us=self._host.now_us(), policy=self._policy)
@@ -424,7 +426,7 @@ class Session:
             if self._unmatched:
                 self._unmatched = False
                 self._match_messages()
-        self._outbox.flush(leaving=self._stopping is not None)
+        self._flush()
         self._open_gate()
         if not self._gate.idle or not self._outbox.empty:
             return
@@ -434,7 +436,7 @@ class Session:
             self.end = End(status=ENDS[type(self.interpreter.ended)])
         elif self.interpreter.cancelling:
             self._give_up()
-            self._outbox.flush(leaving=self._stopping is not None)
+            self._flush()
         elif self._stopping is not None:
             self.end = End(status="released")
         elif self._keep_deadline():
@@ -481,9 +483,8 @@ class Session:
                 why = "it was still running when its worker left"
                 self._emit(ev.ToolInDoubt(at=at, call=call.id, attempt=call.attempt, why=why))
         if self.interpreter.cancelling and not self._over():
-            self._emit(
-                ev.RunCancelled(at=at, run=self.interpreter.run_id, reason=self.interpreter.cancelling)
-            )
+            run, reason = self.interpreter.run_id, self.interpreter.cancelling
+            self._emit(ev.RunCancelled(at=at, run=run, reason=reason))
 
     def _set_grace(self, grace_s: float) -> None:
         if not self._gate.idle:

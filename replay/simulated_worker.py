@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from ..journal import codec
@@ -217,13 +217,14 @@ class Worker(Process):
         session, count = self._session, len(events)
         assert self.tenure is not None
         assert session is not None
-        future = self.tenure.append(events, state=state, wake_at_us=wake_at_us, consumed=consumed)
 
-        def appended(done: Future[AppendResult]) -> None:
-            error = done.exception()
-            self._enter(lambda: session.acked(count) if error is None else self._fail(error))
+        def told(outcome: AppendResult | BaseException) -> None:
+            if isinstance(outcome, BaseException):
+                self._enter(partial(self._fail, outcome))
+            else:
+                self._enter(partial(session.acked, count))
 
-        future.add_done_callback(appended)
+        self.tenure.send(events, state=state, wake_at_us=wake_at_us, consumed=consumed, told=told)
 
     def submit(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ..journal.errors import RefoldError
 from . import events as ev
-from .commands import Call
+from .commands import Call, ToolCall
 from .errors import ForeignAwait
 from .interpreter import Interpreter
 from .outbox import Outbox
@@ -31,6 +31,8 @@ class Stepper:
         self.halted: BaseException | None = None
         self._interpreter = interpreter
         self._outbox = outbox
+        self._leads_nowhere: set[str] = set()
+        """Tools whose last outcome led to no other event: to a model call, or to nothing yet."""
 
     def emit(self, body: ev.EventBody, consumed: int | None = None) -> list[Call]:
         """
@@ -55,19 +57,47 @@ class Stepper:
         self._put(decoded, data, consumed)
         return calls
 
+    def outcome(
+        self,
+        call: Call,
+        body: ev.EventBody,
+        *,
+        send: Callable[[], None],
+        follow: Callable[[list[Call]], None],
+    ) -> None:
+        """
+        Make what came of *call* an event and apply it.
+
+        The outcome of a tool whose last one led to no other event goes out before the program is stepped with it;
+        else what it leads to goes out with it, in one commit.
+
+        Args:
+            call: What is over.
+            body: What came of it.
+            send: Hands over what waits to be recorded.
+            follow: Begins the calls that it leads to.
+        """
+        tool = call.command.tool.name if isinstance(call.command, ToolCall) else ""
+        if tool in self._leads_nowhere:
+            data = ev.encode_body(body)
+            decoded = ev.decode_bytes(data)
+            self._put(decoded, data)
+            send()
+            calls = self._step(decoded)
+        else:
+            calls = self.emit(body)
+        made = self._outbox.head
+        follow(calls)
+        if tool and self._outbox.head == made:
+            self._leads_nowhere.add(tool)
+        else:
+            self._leads_nowhere.discard(tool)
+
     def adopt(self, body: ev.EventBody) -> list[Call]:
         """Apply an event that is in the log already; the calls that are to be begun because of it."""
-        calls: list[Call] = []
-        failure: BaseException | None = None
-        try:
-            calls = self._interpreter.apply(self._outbox.head + 1, body)
-        except (RefoldError, KeyboardInterrupt) as error:
-            failure = error
         self._outbox.adopt(body)
         self._tell(body)
-        if failure is not None:
-            self._halt(failure)
-        return calls
+        return self._step(body)
 
     def record(self, body: ev.EventBody) -> None:
         """Make *body* an event without stepping the program."""
@@ -85,6 +115,14 @@ class Stepper:
         if done is None or interpreter.cancelling:
             return None
         return run_outcome(done, interpreter.run_id, at=outbox.last_at)
+
+    def _step(self, body: ev.EventBody) -> list[Call]:
+        """Apply the newest event."""
+        try:
+            return self._interpreter.apply(self._outbox.head, body)
+        except (RefoldError, KeyboardInterrupt) as error:
+            self._halt(error)
+            return []
 
     def _put(self, body: ev.EventBody, data: bytes | None = None, consumed: int | None = None) -> None:
         self._outbox.put(body, data, consumed)
