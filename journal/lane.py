@@ -68,7 +68,8 @@ class Lane:
             if self._ended or (self._wire is None and not self._connect()):
                 return False
             self._queue.append(submission)
-            failed = [] if self._flight or self._settling else self._depart()
+            # While others are still to be told what has landed, theirs shall go out with it.
+            failed = [] if self._flight or (self._settling and self._landed) else self._depart()
         if failed:
             self._hand_back(failed)
         return True

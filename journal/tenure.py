@@ -9,17 +9,11 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+from msgspec import Struct
+
 from .envelope import NewEvent, chain
-from .errors import (
-    Corrupt,
-    LeaseLost,
-    LogRewound,
-    RefoldError,
-    StoreRefused,
-    StoreUnavailable,
-    ThreadNotFound,
-    UsageError,
-)
+from .errors import LeaseLost, StoreRefused, StoreUnavailable, UsageError
+from .fates import failure_of
 from .limits import check_batch
 from .sources import Sources
 from .store import Append, AppendResult, Lease, Outcome, Release, ThreadState
@@ -29,6 +23,13 @@ Transact = Callable[[Callable[[Any], Append]], tuple[Append, AppendResult]]
 
 Told = Callable[[AppendResult | BaseException], object]
 """Told what an append came to."""
+
+
+class _Flight(Struct, frozen=True):
+    """An append, and who is told what it came to."""
+
+    append: Append
+    told: Told
 
 
 class Tenure:
@@ -76,7 +77,12 @@ class Tenure:
         self._lock = threading.Lock()
         self._granted_s = granted_s
         self._overdue_s: float | None = None
-        self._flying = False
+        self._busy = False
+        """Whether an append is under way."""
+        self._flight: _Flight | None = None
+        """It, unless it is made in a transaction."""
+        self._next: _Flight | None = None
+        """What goes out as soon as that has landed."""
         self._landed: threading.Event | None = None
         """Somebody waits for the append under way."""
         self._ended = False
@@ -186,15 +192,54 @@ class Tenure:
         """
         batch = tuple(events)
         check_batch(self.thread, self.head, batch)
-        if (failure := self._take_off()) is not None:
+        append = self._chained(batch, self.head, self.head_hash, state, wake_at_us, consumed)
+        flight = _Flight(append, told)
+        if (failure := self._take_off(flight)) is not None:
             told(failure)
             return
         try:
-            append = self._chained(batch, state, wake_at_us, tuple(consumed))
-            self._writer.submit(append, lambda fate, sent_s: self._settle(append, told, fate, sent_s), loop)
+            self._writer.submit(append, partial(self._settle, flight), loop)
         except BaseException:
-            self._land()
+            self._land(follow=False)
             raise
+
+    def send_next(
+        self,
+        events: Sequence[NewEvent],
+        *,
+        after: int,
+        state: ThreadState,
+        told: Told,
+        wake_at_us: int | None = None,
+        consumed: Sequence[int] = (),
+    ) -> bool:
+        """
+        Send *events* as `send` does, as soon as the append under way is durable, and before it is told so.
+
+        They take the place of what was given so before. When that append fails, they are forgotten.
+
+        Args:
+            events: In order; they get the seqs after *after*.
+            after: Seq of the last event of the append under way.
+            state: The thread's state from then on.
+            told: As for `send`, and after that append's.
+            wake_at_us: As for `append`.
+            consumed: As for `append`.
+
+        Returns:
+            False if that one is not under way any more: whatever it came to is about to be told.
+        """
+        batch, flight = tuple(events), self._flight
+        check_batch(self.thread, after, batch)
+        if flight is None or flight.append.expected + len(flight.append.events) != after:
+            return False
+        known = None if self._next is None else self._next.append
+        append = self._chained(batch, after, flight.append.hashes[-1], state, wake_at_us, consumed, known)
+        with self._lock:
+            if self._flight is not flight:
+                return False
+            self._next = _Flight(append, told)
+            return True
 
     def transact(self, make: Callable[[Any], NewEvent]) -> NewEvent:
         """
@@ -208,24 +253,24 @@ class Tenure:
                 after `StoreUnavailable` its fate is unknown.
             Exception: What *make* raised; nothing of it happened.
         """
-        if (failure := self._take_off()) is not None:
+        if (failure := self._take_off(None)) is not None:
             raise failure
         sent_s = self._sources.monotonic_s()
 
         def work(connection: Any) -> Append:
             event = make(connection)
             check_batch(self.thread, self.head, (event,))
-            return self._chained((event,), ThreadState.RUNNING, None, ())
+            return self._chained((event,), self.head, self.head_hash, ThreadState.RUNNING, None, ())
 
         try:
             if self._transact is None:
                 raise StoreRefused(f"thread {self.thread!r}: this journal has no transactions to share")
             append, result = self._transact(work)
         except BaseException:
-            self._land()
+            self._land(follow=False)
             raise
         came_to: list[AppendResult | BaseException] = []
-        self._settle(append, came_to.append, result, sent_s)
+        self._settle(_Flight(append, came_to.append), result, sent_s)
         if isinstance(came_to[0], BaseException):
             raise came_to[0]
         return append.events[0]
@@ -301,29 +346,46 @@ class Tenure:
         if callback is not None:
             callback()
 
-    def _take_off(self) -> BaseException | None:
+    def _take_off(self, flight: _Flight | None) -> BaseException | None:
         """From now on an append is under way; why none can be, if so."""
         with self._lock:
             if self._failure is not None:
                 return self._failure
             if self._ended:
-                raise UsageError(
-                    f"the lease of thread {self.thread!r} was given back; acquire it again to append"
-                )
-            assert not self._flying, f"thread {self.thread!r} already has an append in flight"
-            self._flying = True
+                raise self._given_back()
+            assert not self._busy, f"thread {self.thread!r} already has an append in flight"
+            self._busy, self._flight = True, flight
             return None
 
-    def _land(self) -> None:
+    def _given_back(self) -> UsageError:
+        return UsageError(f"the lease of thread {self.thread!r} was given back; acquire it again to append")
+
+    def _land(self, *, follow: bool) -> _Flight | None:
+        """The append under way has landed; the next one, which is under way from here on."""
         with self._lock:
-            self._flying = False
+            self._flight, self._next = self._next if follow else None, None
+            if self._flight is not None:
+                return self._flight
+            self._busy = False
             landed, self._landed = self._landed, None
         if landed is not None:
             landed.set()
+        return None
+
+    def _follow(self, flight: _Flight, loop: asyncio.AbstractEventLoop | None) -> BaseException | None:
+        """Send the next append; why it cannot be, if so."""
+        try:
+            if self._ended:
+                raise self._failure or self._given_back()
+            self._writer.submit(flight.append, partial(self._settle, flight), loop)
+        except Exception as error:  # noqa: BLE001  what landed before it is told all the same
+            self._land(follow=False)
+            return error
+        return None
 
     def _wait_landed(self) -> None:
         with self._lock:
-            if not self._flying:
+            if not self._busy:
                 return
             landed = self._landed = self._landed or threading.Event()
         landed.wait()
@@ -331,30 +393,38 @@ class Tenure:
     def _chained(
         self,
         batch: tuple[NewEvent, ...],
+        expected: int,
+        expected_hash: bytes,
         state: ThreadState,
         wake_at_us: int | None,
-        consumed: tuple[int, ...],
+        consumed: Sequence[int],
+        known: Append | None = None,
     ) -> Append:
+        """The append of *batch* after seq *expected*; what it has in common with *known* is not hashed again."""
         hashes: list[bytes] = []
-        previous = self.head_hash
-        for seq, event in enumerate(batch, self.head + 1):
+        previous = expected_hash
+        if known is not None and known.expected == expected and batch[: len(known.events)] == known.events:
+            hashes += known.hashes
+            previous = hashes[-1]
+        for seq, event in enumerate(batch[len(hashes) :], expected + len(hashes) + 1):
             previous = chain(previous, seq, event)
             hashes.append(previous)
         return Append(
             thread=self.thread,
-            expected=self.head,
-            expected_hash=self.head_hash,
+            expected=expected,
+            expected_hash=expected_hash,
             fence=self.fence,
             events=batch,
             hashes=tuple(hashes),
             ttl_s=self.ttl_s,
             state=state,
             wake_at_us=wake_at_us,
-            consumed=consumed,
+            consumed=tuple(consumed),
         )
 
-    def _settle(self, append: Append, told: Told, fate: AppendResult | BaseException, sent_s: float) -> None:
-        failure = fate if isinstance(fate, BaseException) else self._failure_of(append, fate)
+    def _settle(self, flight: _Flight, fate: AppendResult | BaseException, sent_s: float) -> None:
+        append = flight.append
+        failure = fate if isinstance(fate, BaseException) else failure_of(append, fate)
         if failure is None and isinstance(fate, AppendResult):
             self.head = append.expected + len(append.events)
             self.head_hash = append.hashes[-1]
@@ -362,8 +432,7 @@ class Tenure:
             # A duplicate renewed the lease at an earlier, unknown moment: it does not count.
             if fate.outcome is Outcome.APPENDED:
                 self.renewed(sent_s)
-            self._land()
-            told(fate)
+            self._tell_landed(flight, fate, self._land(follow=True))
             return
         assert failure is not None
         with self._lock:
@@ -372,31 +441,22 @@ class Tenure:
             if isinstance(failure, LeaseLost):
                 self.mark_lost()
         finally:
-            self._land()
-            told(failure)
+            self._land(follow=False)
+            flight.told(failure)
 
-    def _failure_of(self, append: Append, result: AppendResult) -> RefoldError | None:
-        if result.outcome in (Outcome.APPENDED, Outcome.DUPLICATE):
-            return None
-        # Heads never go down: whatever else is wrong, a shorter log has lost what it acknowledged.
-        if result.head < append.expected:
-            return LogRewound(self.thread, expected=append.expected, found=result.head)
-        if result.outcome is Outcome.FENCED:
-            return LeaseLost(self.thread, fence=self.fence)
-        if result.outcome is Outcome.MISSING:
-            return ThreadNotFound(self.thread)
-        if result.head > append.expected:
-            return RefoldError(
-                f"thread {self.thread!r}: head {result.head} was found where this holder (fence {self.fence}) "
-                f"expected {append.expected}, so something wrote under its lease; "
-                "stop the worker and check the log with 'refold verify'"
-            )
-        if append.consumed:
-            return RefoldError(
-                f"thread {self.thread!r}: of the inbox messages {list(append.consumed)} one was already taken "
-                f"or the hash of seq {append.expected} is another; nothing was written, read the inbox again"
-            )
-        return Corrupt(self.thread, append.expected, "its hash is not the one this holder had acknowledged")
+    def _tell_landed(self, flight: _Flight, result: AppendResult, following: _Flight | None) -> None:
+        if following is None:
+            flight.told(result)
+            return
+        # On a loop nobody can hear of the next one before this one is told; another thread might.
+        if (loop := asyncio._get_running_loop()) is not None:
+            refused = self._follow(following, loop)
+            flight.told(result)
+        else:
+            flight.told(result)
+            refused = self._follow(following, None)
+        if refused is not None:
+            following.told(refused)
 
 
 def _resolve(future: Future[AppendResult], outcome: AppendResult | BaseException) -> None:

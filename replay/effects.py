@@ -213,7 +213,8 @@ class Effects:
 
     def free(self, call: Call) -> bool:
         """Whether this worker may act for *call* right now."""
-        return not _alive and self._tenure.remaining_s() > 0 and not self._too_late(call)
+        late = call.phase is Phase.STARTED and self._too_late(call)
+        return not _alive and not late and self._tenure.remaining_s() > 0
 
     async def allowed(self, call: Call) -> None:
         """Return when this worker may act for *call*; never, if it may not. Raises `NotBegun` if it is too late."""
@@ -226,7 +227,7 @@ class Effects:
             if started:
                 raise NotBegun from error
             raise
-        if self._too_late(call):
+        if started and self._too_late(call):
             raise NotBegun
 
     def under_way(self, call: Call) -> UnderWay:
@@ -378,8 +379,8 @@ class Effects:
         return self.timeout_of(call) - max(0.0, late_s)
 
     def _too_late(self, call: Call) -> bool:
-        """Whether it must not begin: a rival leaves it alone for its time, counted from the recorded start."""
-        return call.phase is Phase.STARTED and self._late_s(call) > max(LATE_S, self.timeout_of(call) / 2)
+        """Whether a call whose start is recorded must not begin: a rival leaves it alone for its time and no longer."""
+        return self._late_s(call) > max(LATE_S, self.timeout_of(call) / 2)
 
     def _late_s(self, call: Call) -> float:
         return (self._tenure.now_us() - call.asked_us) / 1e6

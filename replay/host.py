@@ -33,6 +33,22 @@ class Host(Protocol):
     ) -> None:
         """Append; answered by `Session.acked` when durable. Never called again before that."""
 
+    def append_next(
+        self,
+        events: Sequence[NewEvent],
+        *,
+        after: int,
+        state: ThreadState,
+        wake_at_us: int | None,
+        consumed: Sequence[int],
+    ) -> bool:
+        """
+        Append as soon as the append under way, which ends at seq *after*, is durable; instead of what was given before.
+
+        Returns:
+            Whether that will be done; else that append has landed, and `Session.acked` is about to be called.
+        """
+
     def perform(self, call: Call, attempt: int) -> None:
         """Begin an effect; answered by `Session.completed`."""
 

@@ -81,14 +81,32 @@ class LiveHost:
     ) -> None:
         """Hand a batch to the journal's writer."""
         here = threading.get_ident() == self._thread and not self._loop.is_closed()
-        count = len(events)
         self._tenure.send(
             events,
             state=state,
             wake_at_us=wake_at_us,
             consumed=consumed,
             loop=self._loop if here else None,
-            told=lambda outcome: self._post(partial(self._appended, outcome, count)),
+            told=partial(self._told, len(events)),
+        )
+
+    def append_next(
+        self,
+        events: Sequence[NewEvent],
+        *,
+        after: int,
+        state: ThreadState,
+        wake_at_us: int | None,
+        consumed: Sequence[int],
+    ) -> bool:
+        """Let the tenure hand a batch to the journal's writer when the one before is durable."""
+        return self._tenure.send_next(
+            events,
+            after=after,
+            state=state,
+            wake_at_us=wake_at_us,
+            consumed=consumed,
+            told=partial(self._told, len(events)),
         )
 
     def perform(self, call: Call, attempt: int) -> None:
@@ -250,7 +268,10 @@ class LiveHost:
     def _completed(self, call: Call, attempt: int, completion: Completion) -> bool:
         return bool(self._enter(lambda: self._live().completed(call.path, attempt, completion)))
 
-    def _appended(self, outcome: AppendResult | BaseException, count: int) -> None:
+    def _told(self, count: int, outcome: AppendResult | BaseException) -> None:
+        self._post(partial(self._appended, count, outcome))
+
+    def _appended(self, count: int, outcome: AppendResult | BaseException) -> None:
         if isinstance(outcome, BaseException):
             self._failed(outcome)
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import Struct
+
 from ..journal.envelope import BATCH_BYTES_MAX, BATCH_EVENTS_MAX, NewEvent
 from ..journal.store import ThreadState
 from . import events as ev
@@ -9,6 +11,18 @@ from .host import Host
 
 Unrecorded = list[NewEvent]
 """Events that were made and may not be written any more."""
+
+
+class _Batch(Struct, frozen=True):
+    """One append: its events, the inbox ids that it takes, and what it makes of the thread."""
+
+    events: list[NewEvent]
+    consumed: tuple[int, ...]
+    state: ThreadState
+    wake_at_us: int | None
+
+
+_NOTHING = _Batch([], (), ThreadState.RUNNING, None)
 
 
 class Outbox:
@@ -36,6 +50,8 @@ class Outbox:
         self._waiting: list[tuple[NewEvent, tuple[int, ...]]] = []
         """Events not yet handed over, each with the inbox ids that it takes in its own transaction."""
         self._stale: list[int] = []
+        self._next = _NOTHING
+        """What goes out as soon as the append under way is durable."""
         self._sent: list[NewEvent] = []
 
     @property
@@ -67,36 +83,63 @@ class Outbox:
         self._stale.extend(message_ids)
 
     def acked(self, count: int) -> None:
-        """The append under way is durable."""
+        """The append under way is durable; what was to go out next is under way now."""
         self.durable += count
         self.flying = 0
         self._sent = []
+        if self._next.events:
+            self._take_off(self._next)
 
     def abandon(self) -> Unrecorded:
         """Nothing more may be written; the events whose append was not acknowledged, and those that waited."""
         lost = self._sent + [event for event, _ in self._waiting]
         self.flying = 0
         self._sent = []
+        self._next = _NOTHING
         self._waiting.clear()
         return lost
 
     def flush(self, *, leaving: bool) -> None:
-        """Hand over what waits, unless an append is under way."""
-        if self.flying or not self._waiting:
+        """Hand over what waits: to be sent at once, or when the append under way has landed."""
+        if not self._waiting:
             return
+        batch = self._batch(leaving)
+        if not self.flying:
+            self._take_off(batch)
+            self._host.append(
+                batch.events, state=batch.state, wake_at_us=batch.wake_at_us, consumed=batch.consumed
+            )
+        elif batch != self._next and self._host.append_next(
+            batch.events,
+            after=self.durable + self.flying,
+            state=batch.state,
+            wake_at_us=batch.wake_at_us,
+            consumed=batch.consumed,
+        ):
+            self._next = batch
+
+    def _batch(self, leaving: bool) -> _Batch:
+        """As much of what waits as one append takes."""
         count = size = 0
         for event, _ in self._waiting:
             size += len(event.body)
             if count and (size > BATCH_BYTES_MAX or count >= BATCH_EVENTS_MAX):
                 break
             count += 1
-        batch, self._waiting = self._waiting[:count], self._waiting[count:]
-        consumed = [taken for _, ids in batch for taken in ids] + self._stale
-        self._stale = []
-        self.flying = count
-        self._sent = [event for event, _ in batch]
-        state, wake_at = (ThreadState.RUNNING, None) if self._waiting else self._state(leaving)
-        self._host.append(self._sent, state=state, wake_at_us=wake_at, consumed=consumed)
+        waiting = self._waiting[:count]
+        state, wake_at_us = (
+            (ThreadState.RUNNING, None) if count < len(self._waiting) else self._state(leaving)
+        )
+        consumed = [taken for _, ids in waiting for taken in ids]
+        return _Batch([event for event, _ in waiting], (*consumed, *self._stale), state, wake_at_us)
+
+    def _take_off(self, batch: _Batch) -> None:
+        count = self.flying = len(batch.events)
+        taken, self._waiting = self._waiting[:count], self._waiting[count:]
+        own = sum([len(ids) for _, ids in taken])
+        self._stale = self._stale[len(batch.consumed) - own :]
+        self._sent = batch.events
+        self._next = _NOTHING
 
     def _state(self, leaving: bool) -> tuple[ThreadState, int | None]:
         match self.last:

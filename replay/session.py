@@ -308,9 +308,8 @@ class Session:
                 self._emit(unbegun(call, at=self._at()))
 
     def _idle_by_order(self) -> bool:
-        if self.error is not None or self._stopping is not None:
-            return True
-        return bool(self._stepper.halted or self.interpreter.cancelling)
+        leaving = self.error is not None or self._stopping is not None
+        return leaving or bool(self._stepper.halted or self.interpreter.cancelling)
 
     # Outcomes
 

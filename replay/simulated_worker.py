@@ -214,17 +214,37 @@ class Worker(Process):
         consumed: Sequence[int],
     ) -> None:
         """Send a batch through the tenure."""
-        session, count = self._session, len(events)
         assert self.tenure is not None
-        assert session is not None
-
-        def told(outcome: AppendResult | BaseException) -> None:
-            if isinstance(outcome, BaseException):
-                self._enter(partial(self._fail, outcome))
-            else:
-                self._enter(partial(session.acked, count))
-
+        told = partial(self._told, len(events))
         self.tenure.send(events, state=state, wake_at_us=wake_at_us, consumed=consumed, told=told)
+
+    def append_next(
+        self,
+        events: Sequence[NewEvent],
+        *,
+        after: int,
+        state: ThreadState,
+        wake_at_us: int | None,
+        consumed: Sequence[int],
+    ) -> bool:
+        """Send a batch through the tenure when the one before has landed."""
+        assert self.tenure is not None
+        return self.tenure.send_next(
+            events,
+            after=after,
+            state=state,
+            wake_at_us=wake_at_us,
+            consumed=consumed,
+            told=partial(self._told, len(events)),
+        )
+
+    def _told(self, count: int, outcome: AppendResult | BaseException) -> None:
+        session = self._session
+        assert session is not None
+        if isinstance(outcome, BaseException):
+            self._enter(partial(self._fail, outcome))
+        else:
+            self._enter(partial(session.acked, count))
 
     def submit(
         self,

@@ -55,6 +55,9 @@ class Desk:
         self.order.append(" ".join(event.kind for event in events))
         self.flying = len(events)
 
+    def append_next(self, events: Sequence[NewEvent], **standing: Any) -> bool:
+        return False
+
     def perform(self, call: Call, attempt: int) -> None:
         self.begun.append((call, attempt))
 
