@@ -27,7 +27,9 @@ class Desk:
 
     def __init__(self, runs: Program, value: bytes = b"null") -> None:
         self.order: list[str] = []
-        self.flying = 0
+        self.flying = self.sent = 0
+        self.next: tuple[str, int] | None = None
+        self.takes_next = False
         self.begun: list[tuple[Call, int]] = []
         opened = begin_run(
             runs,
@@ -52,11 +54,15 @@ class Desk:
         return SYSTEM.new_id()
 
     def append(self, events: Sequence[NewEvent], **standing: Any) -> None:
-        self.order.append(" ".join(event.kind for event in events))
+        assert not self.flying
+        self.order.append(names(events))
         self.flying = len(events)
 
-    def append_next(self, events: Sequence[NewEvent], **standing: Any) -> bool:
-        return False
+    def append_next(self, events: Sequence[NewEvent], *, after: int, **standing: Any) -> bool:
+        assert after == self.sent + self.flying
+        if self.takes_next:
+            self.next = names(events), len(events)
+        return self.takes_next
 
     def perform(self, call: Call, attempt: int) -> None:
         self.begun.append((call, attempt))
@@ -69,13 +75,25 @@ class Desk:
     def land(self) -> None:
         """All that was made becomes durable."""
         while self.flying:
-            flown, self.flying = self.flying, 0
-            self.session.acked(flown)
+            self.land_one()
+
+    def land_one(self) -> None:
+        """What is under way becomes durable, and what was to go out next is under way."""
+        flown, self.flying = self.flying, 0
+        self.sent += flown
+        if self.next is not None:
+            (kinds, self.flying), self.next = self.next, None
+            self.order.append(kinds)
+        self.session.acked(flown)
 
     def end(self, value: Any = "done", error: Exception | None = None) -> None:
         """What runs comes to its end, and nothing lands meanwhile."""
         ((call, attempt),), self.begun = self.begun, []
         self.session.completed(call.path, attempt, Completion(value=value, error=error))
+
+
+def names(events: Sequence[NewEvent]) -> str:
+    return " ".join(event.kind for event in events)
 
 
 @tool
@@ -186,3 +204,41 @@ class Foreign:
 
     def __await__(self) -> Any:
         yield self
+
+
+@program
+async def two_at_once(run: Run) -> None:
+    while True:
+        await run.gather(run.tool(look), run.model(messages=ASKED, model="m"))
+
+
+def test_what_happens_while_an_append_is_under_way_goes_out_next_and_together() -> None:
+    desk = Desk(two_at_once)
+    desk.land()
+    desk.takes_next = True
+    # The model answers while the start of the tool is under way, and the tool after it.
+    (model, _), (look_up, attempt) = sorted(desk.begun, key=lambda begun: begun[0].path, reverse=True)
+    desk.session.completed(look_up.path, attempt, Completion(value="done"))
+    desk.session.completed(model.path, 1, Completion(value=ANSWER))
+
+    assert desk.order[-1] == "tool_returned"
+    assert desk.next == ("model_responded tool_started", 2)
+    desk.begun.clear()
+    desk.land_one()
+    assert desk.order[-1] == "model_responded tool_started"
+    assert desk.begun == []
+    desk.land_one()
+    assert "ToolCall" in [type(call.command).__name__ for call, _ in desk.begun]
+
+
+def test_what_was_to_go_out_next_is_still_unrecorded_when_the_append_before_it_fails() -> None:
+    desk = Desk(two_at_once)
+    desk.land()
+    desk.takes_next = True
+    (model, _), (look_up, attempt) = sorted(desk.begun, key=lambda begun: begun[0].path, reverse=True)
+    desk.session.completed(look_up.path, attempt, Completion(value="done"))
+    desk.session.completed(model.path, 1, Completion(value=ANSWER))
+
+    unrecorded = desk.session.failed(RuntimeError("gone"))
+
+    assert names(unrecorded) == "tool_returned model_responded tool_started"
