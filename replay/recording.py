@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import Raw, Struct
@@ -20,6 +21,10 @@ from .ports import ModelReply
 from .response import encode_reply
 
 _VARIANT = {f"{digit:x}": f"{digit & 3 | 8:x}" for digit in range(16)}
+
+
+Clock = Callable[[], int]
+"""The database's clock, microseconds; looked at only where it is needed."""
 
 
 class Policy(Struct, frozen=True, kw_only=True):
@@ -107,17 +112,17 @@ def idempotency_key(uid: str, call_id: str) -> str:
     return f"{text[:8]}-{text[8:12]}-5{text[13:16]}-{_VARIANT[text[16]]}{text[17:20]}-{text[20:32]}"
 
 
-def outcome(call: Call, done: Completion, *, at: int, now_us: int, policy: Policy) -> ev.EventBody:
+def outcome(call: Call, done: Completion, *, at: int, clock: Clock, policy: Policy) -> ev.EventBody:
     """The event that records what came of a call."""
     if not done.begun:
         return unbegun(call, at=at)
     match call.command:
         case ModelCall():
-            return _model_outcome(call, call.command, done, at, now_us, policy)
+            return _model_outcome(call, call.command, done, at, clock, policy)
         case StepCall():
             return _step_outcome(call, call.command, done, at)
         case ToolCall():
-            return _tool_outcome(call, call.command, done, at, now_us, policy)
+            return _tool_outcome(call, call.command, done, at, clock, policy)
         case _:
             raise AssertionError(f"{call!r} is not performed")
 
@@ -129,7 +134,7 @@ def committed_outcome(call: Call, done: Completion, *, at: int, policy: Policy) 
     Raises:
         ToolError: The result cannot be recorded; the transaction is to be rolled back.
     """
-    body = outcome(call, done, at=at, now_us=at, policy=policy)
+    body = outcome(call, done, at=at, clock=lambda: at, policy=policy)
     if isinstance(body, ev.ToolReturned):
         return body
     assert isinstance(body, ev.ToolFailed)
@@ -261,7 +266,7 @@ def recordable(value: Any, *, what: str) -> bytes:
 
 
 def _model_outcome(
-    call: Call, command: ModelCall, done: Completion, at: int, now_us: int, policy: Policy
+    call: Call, command: ModelCall, done: Completion, at: int, clock: Clock, policy: Policy
 ) -> ev.EventBody:
     started = call.phase is Phase.STARTED
     attempt = call.attempt if started else call.attempt + 1
@@ -301,7 +306,7 @@ def _model_outcome(
         error=failed,
         attempt=attempt,
         final=not again,
-        retry_at=_retry_at(call, now_us, attempt, policy, failed.retry_after_s) if again else None,
+        retry_at=_retry_at(call, clock(), attempt, policy, failed.retry_after_s) if again else None,
         latency_us=done.latency_us,
         usage=usage,
     )
@@ -341,7 +346,7 @@ def _step_outcome(call: Call, command: StepCall, done: Completion, at: int) -> e
 
 
 def _tool_outcome(
-    call: Call, command: ToolCall, done: Completion, at: int, now_us: int, policy: Policy
+    call: Call, command: ToolCall, done: Completion, at: int, clock: Clock, policy: Policy
 ) -> ev.EventBody:
     tool = command.tool
     what = f"result of tool {tool.name!r}"
@@ -372,7 +377,7 @@ def _tool_outcome(
         effect=effect,
         attempt=call.attempt,
         final=not again,
-        retry_at=_retry_at(call, now_us, call.attempt, policy) if again else None,
+        retry_at=_retry_at(call, clock(), call.attempt, policy) if again else None,
         latency_us=done.latency_us,
     )
 

@@ -324,7 +324,7 @@ class Session:
         self._outbox.flush(leaving=self._stopping is not None)
 
     def _made(self, call: Call, completion: Completion) -> ev.EventBody:
-        return outcome(call, completion, at=self._at(), now_us=self._host.now_us(), policy=self._policy)
+        return outcome(call, completion, at=self._at(), clock=self._host.now_us, policy=self._policy)
 
     def _strike(self, call: Call, now: int) -> None:
         """Let a call know that it is now as late as *now*."""
