@@ -54,8 +54,8 @@ class Owner(Protocol):
     def supersede(self) -> None:
         """Send another worker at once, with an input for which it gives up the run there is."""
 
-    def message(self, kind: str) -> None:
-        """Send one of `MESSAGES`, or an input."""
+    def message(self, kind: str) -> bool:
+        """Send one of `MESSAGES`, or an input; False if there was nothing to say."""
 
     def post(self, key: str, content: Content) -> bool:
         """Put a message into the thread's inbox; live workers will find it. False if one of that key was there."""
@@ -268,8 +268,10 @@ class Process:
                 self.owner.supersede()
                 self.later(LATE_US, lambda: step(OK))
             case "cancel" | "early" | "stale" | "input":
-                self.owner.message(fault)
-                step(OK)
+                if self.owner.message(fault) or not self.world.distinct:
+                    step(OK)
+                else:
+                    self.world.abandon()
             case _:
                 step(fault)
 

@@ -100,22 +100,20 @@ class Lane:
             self._turned = True
             self._start(steal=True, instead=self.scenario.turn)
 
-    def message(self, kind: str) -> None:
-        """Send what people send when nobody has asked them."""
+    def message(self, kind: str) -> bool:
+        """Send what people send when nobody has asked them; False if there was nothing to say."""
         if kind == "input":
-            if not self._turned:
-                self._turned = True
-                self._send_input("input/turn", self.scenario.turn)
-            return
+            if self._turned:
+                return False
+            self._turned = True
+            self._send_input("input/turn", self.scenario.turn)
+            return True
         run = self._status().unfinished
         if run is None:
-            return
+            return False
         if kind == "cancel":
-            self.post("cancel", Cancel(run.run, "no longer wanted"))
-        elif kind == "stale":
-            self._send_stale(run)
-        else:
-            self._send_early(run)
+            return self.post("cancel", Cancel(run.run, "no longer wanted"))
+        return self._send_stale(run) if kind == "stale" else self._send_early(run)
 
     def post(self, key: str, content: Content) -> bool:
         """Put a message into the thread's inbox; live workers will find it. False if one of that key was there."""
@@ -225,22 +223,26 @@ class Lane:
         self.post(key, Input(Raw(codec.encode(value, what="an input")), key=key, by="people"))
         self.world.after(TTL_US, self._look)
 
-    def _send_early(self, run: RunState) -> None:
+    def _send_early(self, run: RunState) -> bool:
         """What the scenario would answer to a wait, and what is already known of a call in doubt."""
+        sent = False
         for call in (OpenCall(f"{run.run}/0", "waits for a signal"), *run.open.values()):
             if call.status == "in doubt":
                 known = self._truth(call)
                 if known.outcome == "returned":
-                    self.post(resolution_key(call.call, call.attempt), known)
+                    sent = self.post(resolution_key(call.call, call.attempt), known) or sent
             elif isinstance(content := self.scenario.reply(call), Signal):
-                self.post(f"signal/{content.name}", content)
+                sent = self.post(f"signal/{content.name}", content) or sent
+        return sent
 
-    def _send_stale(self, run: RunState) -> None:
+    def _send_stale(self, run: RunState) -> bool:
         """An answer about an attempt that is not the newest of its call, and true of that one."""
+        sent = False
         for call in run.open.values():
             if call.attempt > 1 and call.status in ("in doubt", "started"):
                 earlier = OpenCall(call.call, call.status, attempt=call.attempt - 1)
-                self.post(f"stale/{call.call}/{call.attempt}", self._truth(earlier))
+                sent = self.post(f"stale/{call.call}/{call.attempt}", self._truth(earlier)) or sent
+        return sent
 
 
 def _failed(call: OpenCall, error: BaseException, effect: Effect) -> Resolution:

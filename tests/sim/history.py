@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from refold.journal.envelope import Event
+from refold.journal.store import AppendResult, Outcome
 from refold.replay.simulated_thread import Lane
 from refold.replay.simulation import Deed, Simulation
 
@@ -48,6 +49,7 @@ class History:
         self.bodies = [_parse(event) for event in self.events]
         self.ledger = [deed for deed in world.ledger if deed.thread == lane.name]
         self.sent = [sent for sent in world.sent if sent.append.thread == lane.name]
+        self.acknowledged = [sent for sent in self.sent if sent.answered is not None and taken(sent.answered)]
         self.granted = [grant for grant in world.granted if grant.thread == lane.name]
         # A second loop with one lease cannot come about by itself; it is played to see that the log bears it.
         # When the clock that decides on leases leaps, a live worker is robbed and no hold tells how long it acts.
@@ -93,6 +95,11 @@ def is_outcome(body: dict[str, Any]) -> bool:
             return not body["approved"]
         case _:
             return False
+
+
+def taken(result: AppendResult) -> bool:
+    """Whether an append is in the log by this answer."""
+    return result.outcome is Outcome.APPENDED or result.outcome is Outcome.DUPLICATE
 
 
 def tell(deed: Deed) -> str:

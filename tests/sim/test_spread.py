@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refold.replay.odometer import Odometer
+from refold.replay.odometer import Odometer, Placed
 from sim.explore import exhaust, play
 from sim.scenarios import ALL, TOLD
 from sim.spread import Processes, cores
@@ -43,3 +43,18 @@ def test_processes_see_what_one_process_sees():
     assert {**spread.marks, "exported": 0} == {**alone.marks, "exported": 0}
     assert spread.seconds > 0
     assert cores() >= 1
+
+
+def test_a_history_left_out_is_one_that_is_played_without_the_fault_that_changes_nothing():
+    """What is sent when there is nothing to say is the only difference."""
+    quiet, _ = play(TOLD, Placed())
+    odometer, left_out = Odometer(1), 0
+    while odometer.turn():
+        world, _ = play(TOLD, odometer, distinct=True)
+        if world.abandoned:
+            left_out += 1
+            whole, broken = play(TOLD, Placed(odometer.taken))
+            assert whole.store.read("t1") == quiet.store.read("t1")
+            assert (whole.ledger, broken) == (quiet.ledger, [])
+
+    assert left_out > 20
