@@ -68,6 +68,7 @@ class Found(Struct):
     scenario: str
     faults: list[Placement]
     broken: list[tuple[str, str]]
+    threads: int = 1
 
 
 class Tally(Struct):
@@ -196,6 +197,9 @@ def play(
         others, plain = logs_without_cache(scenario, threads, chooser.taken)
         for lane, events in zip(lanes, plain, strict=True):
             broken += log_is_that_without_redis(lane.events, events, others)
+    if broken:
+        # Played again it must be found broken again.
+        forget()
     for lane in lanes:
         lane.close()
     return world, broken
@@ -280,9 +284,9 @@ def faults_of(lane: Lane, faults: list[Placement]) -> list[Placement]:
     ]
 
 
-def screen(scenario: Scenario, found: Found, *, threads: int = 1, cached: bool = False) -> str:
+def screen(scenario: Scenario, found: Found, *, cached: bool = False) -> str:
     """What a person needs of a failing history: choices, timeline, ledger, promise, and how to play it again."""
-    world, broken = play(scenario, Placed(found.faults), threads=threads, trace=True, cached=cached)
+    world, broken = play(scenario, Placed(found.faults), threads=found.threads, trace=True, cached=cached)
     timeline = world.timeline or []
     columns = {who: number * 12 for number, who in enumerate(sorted({who for _, who, _ in timeline}))}
     lines = [f"scenario {found.scenario}, faults {found.faults}"]

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from refold.replay.odometer import Dice
-from refold.replay.simulation import EVERYWHERE, FAULTS, MESSAGES, TURNS
-from sim.explore import MARKS, Found, Tally, exhaust, play, quiet_run, screen
+from refold.replay.odometer import Placed
+from sim.at_random import play_at_random
+from sim.explore import MARKS, Tally, exhaust, play, screen
+from sim.mutants import MUTANTS
 from sim.scenarios import ALL
 
 pytestmark = pytest.mark.fuzz
-
-KINDS = sorted(
-    {fault for special in FAULTS.values() for fault in special} | {*EVERYWHERE, *MESSAGES, *TURNS} - {"twin"}
-)
-"""A second loop with one lease is left to the exhaustive levels: what it does is not promised."""
-
 
 _marks: Counter[str] = Counter()
 _parts: set[str] = set()
@@ -31,7 +23,8 @@ def judge(tally, part, capsys, marks=()):
     _parts.add(part.partition(":")[0])
     with capsys.disabled():
         print(f"\n{said}")
-    assert not tally.found, screen(ALL[tally.found[0].scenario], tally.found[0])
+    for found in tally.found[:1]:
+        pytest.fail(screen(ALL[found.scenario], found))
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -62,44 +55,28 @@ def test_any_three_crashes_and_lost_calls_break_no_promise(long, processes, caps
         judge(tally, f"three faults of crash, lost: {name}", capsys)
 
 
-def test_many_faults_at_random_break_no_promise(long, capsys):
+def test_many_faults_at_random_break_no_promise(long, processes, capsys):
     """Several threads in one store, more faults, other kinds of them in each history."""
     tally = Tally()
-    for scenario in ALL.values():
-        quiet_run(scenario)
+    for part in (
+        processes.each(play_at_random, [(800,)] * 15) if long else [play_at_random(250, derandomize=True)]
+    ):
+        tally.add(part)
+    judge(tally, "many faults at random", capsys)
 
-    @settings(
-        max_examples=12_000 if long else 250,
-        deadline=None,
-        derandomize=not long,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(
-        name=st.sampled_from(sorted(ALL)),
-        seed=st.integers(0, 1 << 32),
-        threads=st.integers(1, 3),
-        faults=st.integers(3, 8),
-        rate=st.sampled_from([0.02, 0.06, 0.2]),
-        chosen=st.sets(st.sampled_from(KINDS), min_size=1),
-    )
-    def explore(name, seed, threads, faults, rate, chosen):
-        begun = time.process_time()
-        dice = Dice(seed, rate=rate, faults=faults, kinds=frozenset(chosen))
-        world, broken = play(ALL[name], dice, threads=threads)
-        tally.histories += threads
-        tally.seconds += time.process_time() - begun
-        tally.marks.update(world.marks)
-        if broken:
-            tally.found[:] = [Found(name, dice.taken, broken)]
-        assert not broken, screen(ALL[name], tally.found[0], threads=threads)
 
-    try:
-        explore()
-    finally:
-        said = tally.report("many faults at random")
-        with capsys.disabled():
-            print(f"\n{said}")
+def test_a_history_drawn_at_random_that_breaks_a_promise_is_shown_and_can_be_played_again():
+    """With its threads, its faults and the promise, on one screen."""
+    (mutant,) = (each for each in MUTANTS if each.name == "a doubt is forgotten when a tenure ends")
+    with mutant.at_large():
+        (found,) = play_at_random(20, derandomize=True, shorten=False).found
+        _, broken = play(ALL[found.scenario], Placed(found.faults), threads=found.threads)
+        shown = screen(ALL[found.scenario], found)
+
+    assert mutant.caught_by & {promise for promise, _ in found.broken}
+    assert broken == found.broken
+    assert f"BROKEN {broken[0][0]}" in shown
+    assert f"({found.scenario!r}, {dict(found.faults)!r})" in shown
 
 
 def test_every_rare_path_was_taken():
