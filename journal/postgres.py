@@ -328,8 +328,11 @@ class PostgresStore(Admitting):
         """A call of the writer or the renewer, on a connection that no reader can keep it from."""
         line = self._line()
         try:
-            with _translated():
-                answer = work(line)
+            answer = work(line)
+        except psycopg.Error as error:
+            translated = _translate(error)
+            self._keep_or_close(line, translated)
+            raise translated from error
         except BaseException as error:
             self._keep_or_close(line, error)
             raise

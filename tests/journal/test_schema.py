@@ -500,18 +500,14 @@ def test_a_shared_append_finds_its_threads_by_key_however_many_there_are(
         assert row is not None
         return row
 
-    names = [f"t{number}" for number in range(4001, 4065)]
+    names = sorted(f"t{number}" for number in range(4001, 4065))
     crowded.execute(
         "select refold.acquire(t, gen_random_uuid(), '', 30, null) from unnest(%s::text[]) t", [names]
     )
-    many = """
-        select refold.append_many(
-                 array_agg(t.thread), array_agg(t.head::int8), array_agg(t.head_hash), array_agg(t.fence),
-                 array_agg(30::float8), array_agg(t.state::text), array_agg(null::int8), array_agg(1),
-                 array_agg(gen_random_uuid()), array_agg('k'::text), array_agg(1::int2), array_agg(sha256('')),
-                 array_agg(''::bytea), '{}', '{}')
-          from (select * from refold.threads where thread = any (%s::text[]) order by thread) t
-        """
+    heads = "20::int8, sha256('refold log 1'), 1::int8, 30::float8, 'idle'::text, null::int8, 1"
+    events = "gen_random_uuid(), 'k'::text, 1::int2, sha256(''), ''::bytea"
+    each = ", ".join(f"array_fill({value}, array[64])" for value in f"{heads}, {events}".split(", "))
+    many = f"select refold.append_many(%s::text[], {each}, '{{}}', '{{}}')"
     before = counted()
     row = crowded.execute(many, [names]).fetchone()
     after = counted()
