@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import select
 import shutil
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_PIECE = 500
+"""Lines that are printed at once."""
+
 
 class Shown(Protocol):
     """What the rooms give for showing."""
@@ -36,7 +40,10 @@ def put(settings: Settings, shown: Shown) -> None:
     if settings.json:
         put_json(shown.record())
     else:
-        put_lines(shown.lines())
+        lines = map(visible, shown.lines())
+        # Each echo is a call of the system: a long view would take longer to print than to make.
+        while piece := list(itertools.islice(lines, _PIECE)):
+            click.echo("\n".join(piece))
 
 
 def put_json(value: Any) -> None:
