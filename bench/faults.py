@@ -125,7 +125,7 @@ class Faults:
 
     def _refold_schema(self, url: str) -> None:
         subprocess.run(
-            [sys.executable, "-m", "refold.cli", "--dsn", url, "init"], check=True, capture_output=True
+            [sys.executable, "-m", "refold", "--dsn", url, "init"], check=True, capture_output=True
         )
 
     def _absurd_schema(self, url: str) -> None:
