@@ -437,8 +437,8 @@ class Journal:
                 head = append.expected + len(append.events)
                 self._hot.committed(append.thread, append.expected, head)
 
-    def _transact(self, work: Callable[[Any], Append]) -> tuple[Append, AppendResult]:
-        append, result = see_through(self.store, self.sources, work, hold_s=self._hold_s)
+    def _transact(self, work: Callable[[Any], Append], limit_s: float) -> tuple[Append, AppendResult]:
+        append, result = see_through(self.store, self.sources, work, hold_s=self._hold_s, limit_s=limit_s)
         self._committed(append, result)
         return append, result
 

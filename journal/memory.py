@@ -194,7 +194,7 @@ class MemoryStore:
                 results[append.thread] = self._append(append)
         return [results[append.thread] for append in appends]
 
-    def transact(self, work: Callable[[Any], Append]) -> AppendResult:
+    def transact(self, work: Callable[[Any], Append], *, limit_s: float) -> AppendResult:
         """Refused: there is no database whose transaction could be shared."""
         raise StoreRefused("this journal is in memory: a transactional tool needs one in PostgreSQL")
 

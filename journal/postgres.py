@@ -58,6 +58,7 @@ class Connection(psycopg.Connection[sql.Row]):
 
 T = TypeVar("T")
 
+COMMIT_WITHIN_MS = 10_000
 _POOL_MAX = 8
 _PREPARE_AFTER = 5
 _POOL_WAIT_S = 10.0
@@ -226,16 +227,19 @@ class PostgresStore(Admitting):
             usable = self._prepare and self._lines and os.getpid() == self._pid
             return self._lines.pop().wire(prepare=True, keep=self._keep) if usable else None
 
-    def transact(self, work: Callable[[Any], Append]) -> AppendResult:
+    def transact(self, work: Callable[[Any], Append], *, limit_s: float) -> AppendResult:
         """Call *work* with a connection in a transaction, and append what it returns in that very transaction."""
         line = self._line()
         try:
             with _translated(), line.transaction():
+                # Whoever stands still in here must not keep locks for ever that its successor waits for.
+                self._execute(line, sql.IDLE_AT_MOST, (limit_s,))
                 try:
                     append = work(line)
                 except BaseException as error:
                     raise _Theirs(error) from error
-                rows = self._execute(line, sql.APPEND, sql.append_params(append))
+                params = (*sql.append_params(append), COMMIT_WITHIN_MS)
+                rows = self._execute(line, sql.APPEND_AND_COMMIT, params)
                 result = sql.append_result(rows[0][0], append)
                 if result.outcome is not Outcome.APPENDED:
                     raise _Undone(result)

@@ -22,6 +22,8 @@ class Verdict(StrEnum):
 
 _BY_STATE: dict[str, Verdict] = {
     "40003": Verdict.AMBIGUOUS,  # statement_completion_unknown
+    "25P03": Verdict.AMBIGUOUS,  # idle_in_transaction_session_timeout: the connection is gone
+    "25P04": Verdict.AMBIGUOUS,  # transaction_timeout: the same
     "40001": Verdict.CONTENDED,  # serialization_failure
     "40P01": Verdict.CONTENDED,  # deadlock_detected
     "55P03": Verdict.CONTENDED,  # lock_not_available

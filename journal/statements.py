@@ -16,6 +16,14 @@ APPEND: LiteralString = """
 select refold.append(
   %s, %s::int8, %b, %s::int8, %s::float8, %s, %s::int8, %b, %s, %s::int2, %b, %b)
 """
+APPEND_AND_COMMIT: LiteralString = """
+select refold.append(
+  %s, %s::int8, %b, %s::int8, %s::float8, %s, %s::int8, %b, %s, %s::int2, %b, %b),
+  set_config('idle_in_transaction_session_timeout', %s::int8::text, true)
+"""
+IDLE_AT_MOST: LiteralString = """
+select set_config('idle_in_transaction_session_timeout', least(%s::float8 * 1000, 2147483647)::int8::text, true)
+"""
 CREATE: LiteralString = "select refold.create(%s)"
 ACQUIRE: LiteralString = """
 select outcome, fence, head, head_hash, state, remaining_s, name, left_open, now_us

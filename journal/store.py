@@ -288,12 +288,16 @@ class Store(Protocol):
     def append_many(self, appends: Sequence[Append]) -> list[AppendResult]:
         """Append batches of different threads with one commit; each has its own outcome, in order."""
 
-    def transact(self, work: Callable[[Any], Append]) -> AppendResult:
+    def transact(self, work: Callable[[Any], Append], *, limit_s: float) -> AppendResult:
         """
         Call *work* with a connection in a transaction, and append what it returns in that very transaction.
 
         The transaction is rolled back if *work* raises (its exception is raised as it is) or if the outcome
         is not appended. After an ambiguous failure ask `recorded`, and never send the append alone.
+
+        Args:
+            work: Does what is to be committed with the append that it returns.
+            limit_s: How long the transaction may stand still, seconds; then the server ends it.
 
         Raises:
             StoreRefused: This store is no database.

@@ -19,7 +19,7 @@ from .sources import Sources
 from .store import Append, AppendResult, Lease, Outcome, Release, ThreadState
 from .writer import Submits
 
-Transact = Callable[[Callable[[Any], Append]], tuple[Append, AppendResult]]
+Transact = Callable[[Callable[[Any], Append], float], tuple[Append, AppendResult]]
 
 Told = Callable[[AppendResult | BaseException], object]
 """Told what an append came to."""
@@ -241,11 +241,12 @@ class Tenure:
             self._next = _Flight(append, told)
             return True
 
-    def transact(self, make: Callable[[Any], NewEvent]) -> NewEvent:
+    def transact(self, make: Callable[[Any], NewEvent], *, limit_s: float) -> NewEvent:
         """
         Call *make* with a database connection in a transaction that also appends the event it returns.
 
-        Blocks; nothing else is appended meanwhile. *make* may be called again when a transaction was lost.
+        Blocks; nothing else is appended meanwhile. *make* may be called again when a transaction was lost, as is one
+        that stands still for *limit_s*: its locks would be in the way of whoever takes the thread over.
 
         Raises:
             StoreRefused: The journal is no database.
@@ -265,7 +266,7 @@ class Tenure:
         try:
             if self._transact is None:
                 raise StoreRefused(f"thread {self.thread!r}: this journal has no transactions to share")
-            append, result = self._transact(work)
+            append, result = self._transact(work, limit_s)
         except BaseException:
             self._land(follow=False)
             raise

@@ -19,6 +19,7 @@ def see_through(
     work: Callable[[Any], Append],
     *,
     hold_s: float,
+    limit_s: float,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[Append, AppendResult]:
     """
@@ -32,6 +33,7 @@ def see_through(
         sources: Its monotonic clock bounds the retries.
         work: Does what is to be done on the connection it is given, and returns the append that records it.
         hold_s: How long to go on while the store is away, seconds.
+        limit_s: How long a transaction may stand still, seconds.
         sleep: Pauses between tries.
 
     Raises:
@@ -56,7 +58,7 @@ def see_through(
                     return built, AppendResult(Outcome.DUPLICATE, seq)
                 doubt = False
             built = None
-            result = store.transact(once)
+            result = store.transact(once, limit_s=limit_s)
         except StoreUnavailable as error:
             doubt = doubt or (error.ambiguous and built is not None)
             if sources.monotonic_s() >= give_up_s:

@@ -32,6 +32,9 @@ from .under_way import UnderWay, begin
 STOP_GRACE_S = 1.0
 """How long an async tool gets to come to its end after it was cancelled."""
 
+ENDED_LATE_S = 0.5
+"""How much longer than its time a transaction may stand still before the server ends it."""
+
 ELSEWHERE_POLL_S = 0.05
 """How often a tool that runs under another event loop of this process is looked after."""
 
@@ -174,7 +177,8 @@ class Effects:
 
         started_s = self.sources.monotonic_s()
         self.watch(call.path, started_s + tool.timeout_s)
-        work = asyncio.ensure_future(asyncio.to_thread(self._tenure.transact, make))
+        limit_s = tool.timeout_s + ENDED_LATE_S
+        work = asyncio.ensure_future(asyncio.to_thread(self._tenure.transact, make, limit_s=limit_s))
         try:
             done, _ = await asyncio.wait({work}, timeout=tool.timeout_s)
             if not done and gate.shut():

@@ -96,7 +96,7 @@ class Transaction:
         clocks, body, failure = self._process.clocks, None, None
         clocks.stopped_s = self._begun_s
         try:
-            body = decode_bytes(self._tenure.transact(self._make).body)
+            body = decode_bytes(self._tenure.transact(self._make, limit_s=HOLD_S).body)
         except _Unanswered:
             return
         except Exception as error:  # noqa: BLE001 - what a transaction raises is its outcome
@@ -109,11 +109,13 @@ class Transaction:
         """What the tenure asks of the journal."""
         # Of a store it is asked for nothing but `transact` and `recorded`.
         store: Any = self
-        return see_through(store, self._process.clocks, work, hold_s=HOLD_S, sleep=lambda pause_s: None)
+        return see_through(
+            store, self._process.clocks, work, hold_s=HOLD_S, limit_s=HOLD_S, sleep=lambda pause_s: None
+        )
 
     # The store, as `see_through` knows it
 
-    def transact(self, work: Callable[[Any], Append]) -> AppendResult:
+    def transact(self, work: Callable[[Any], Append], *, limit_s: float) -> AppendResult:
         """Run *work* and commit."""
         append = work(None)
         answer = self._answer(lambda: self._commit(append))

@@ -283,7 +283,7 @@ class Worker(Process):
         assert self._effects is not None
         self._effects.transact(call, attempt)
 
-    def _see_through(self, work: Callable[[Any], Append]) -> tuple[Append, AppendResult]:
+    def _see_through(self, work: Callable[[Any], Append], limit_s: float) -> tuple[Append, AppendResult]:
         assert self._effects is not None
         return self._effects.see_through(work)
 

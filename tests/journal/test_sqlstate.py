@@ -17,6 +17,8 @@ from refold.journal.sqlstate import Verdict, verdict
         ("57P02", Verdict.AMBIGUOUS),
         ("57P03", Verdict.AMBIGUOUS),
         ("57P05", Verdict.AMBIGUOUS),
+        ("25P03", Verdict.AMBIGUOUS),
+        ("25P04", Verdict.AMBIGUOUS),
         ("40001", Verdict.CONTENDED),
         ("40P01", Verdict.CONTENDED),
         ("55P03", Verdict.CONTENDED),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,8 +11,11 @@ from typing import Any
 import psycopg
 import pytest
 import refold
+from appends import event
 from fault_proxy import Cut, FaultProxy
-from refold import Journal, Run, ToolContext, ToolDefinitionError, ToolError, program, tool
+from refold import Journal, LeaseLost, Run, ToolContext, ToolDefinitionError, ToolError, program, tool
+from refold.journal import statements
+from refold.journal.store import Append, AppendResult
 from refold.replay import rebuild
 from refold.replay.runner import read_all
 
@@ -268,3 +272,69 @@ async def test_a_transactional_tool_that_is_tried_again_waits_for_its_new_start(
     assert (tries, ledger(pg_dsn)) == ([1, 2], [2])
     assert [event.kind for event in events].count("tool_started") == 2
     rebuild.replay(runs, "t", events)
+
+
+async def test_a_transaction_that_stands_still_does_not_keep_its_locks_from_whoever_took_the_thread_over(
+    journal: Journal, pg_dsn: str
+) -> None:
+    """A worker frozen in the middle of it, or gone with its machine: to the server it is idle, and nothing more."""
+    entered, leave = threading.Event(), threading.Event()
+
+    @tool(transactional=True, timeout_s=1.0, retries=3)
+    def count(context: ToolContext) -> int:
+        """Count."""
+        context.connection.execute("update counter set amount = amount + 1")
+        if not entered.is_set():
+            entered.set()
+            leave.wait(30)
+        return context.attempt
+
+    @program
+    async def counts(run: Run) -> int:
+        return await run.tool(count)
+
+    with psycopg.connect(pg_dsn, autocommit=True) as connection:
+        connection.execute("create table counter as select 0 as amount")
+        first = asyncio.create_task(refold.run(counts, journal=journal, thread="t"))
+        await asyncio.to_thread(entered.wait, 20)
+        async with asyncio.timeout(20):
+            result = await refold.resume(counts, journal=journal, thread="t", steal=True)
+        leave.set()
+        with pytest.raises(refold.LeaseLost):
+            await first
+        counted = connection.execute("select amount from counter").fetchone()
+
+    assert (result.status, counted) == ("finished", (1,))
+
+
+def test_a_worker_that_stands_still_just_before_its_commit_does_not_keep_the_thread(
+    pg_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("refold.journal.postgres.COMMIT_WITHIN_MS", 200)
+    appended, leave = threading.Event(), threading.Event()
+    append_result = statements.append_result
+
+    def stand_still(answer: str, append: Append) -> AppendResult:
+        appended.set()
+        leave.wait(30)
+        return append_result(answer, append)
+
+    with Journal.open(pg_dsn) as frozen, Journal.open(pg_dsn) as other:
+        held = frozen.acquire("t")
+        monkeypatch.setattr(statements, "append_result", stand_still)
+        fates: list[BaseException] = []
+
+        def transact() -> None:
+            try:
+                held.transact(lambda connection: event(), limit_s=30.0)
+            except LeaseLost as error:
+                fates.append(error)
+
+        thread = threading.Thread(target=transact)
+        thread.start()
+        assert appended.wait(20)
+        taken = other.acquire("t", steal=True)
+        leave.set()
+        thread.join(20)
+
+        assert (taken.head, len(fates)) == (0, 1)

@@ -279,7 +279,7 @@ def work_once(store: Any, work: Any, made: list[Any]) -> Any:
         made.append(work(connection))
         return made[-1]
 
-    result = store.transact(once)
+    result = store.transact(once, limit_s=60.0)
     return made[-1], result
 
 
