@@ -92,7 +92,8 @@ class Lane:
         if lease is None or tenure is None or tenure.ended:
             return
         info = self.world.store.info(self.name)
-        self._start(lease=structs.replace(lease, head=info.head, head_hash=info.head_hash))
+        now_us = self.world.now_us + self.world.jump_us
+        self._start(lease=structs.replace(lease, head=info.head, head_hash=info.head_hash, now_us=now_us))
 
     def supersede(self) -> None:
         """Send another worker at once, with an input for which it gives up the run there is."""
