@@ -15,7 +15,7 @@ from refold.replay.pairing import Pairing
 from refold.replay.verification import verify, verify_export
 from sim.history import MEMORY, History
 
-SHARE = 16
+SHARE = 32
 """Of so many logs one is exported; which ones its hash says."""
 
 _verified: set[bytes] = set()

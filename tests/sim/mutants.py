@@ -357,12 +357,12 @@ def a_run_rests_though_its_log_does_not_say_so(rests: Any) -> Any:
 # Files
 
 
-@mutant(export, "read_events", "export_round_trips", (E, 1, "late"))
+@mutant(export, "read_events", "export_round_trips", (E, 1, "late crash lost drop"))
 def the_newest_event_is_left_out_of_a_file(read_events: Any) -> Any:
     return lambda *asked, **span: list(read_events(*asked, **span))[:-1]
 
 
-@mutant(export._Taking, "take", "export_round_trips", (E, 1, "late crash"))
+@mutant(export._Taking, "take", "export_round_trips", (E, 1, "late crash lost drop"))
 def a_log_that_has_parted_is_imported_all_the_same(take: Any) -> Any:
     def anyway(self: Any, *, adopt: bool) -> Any:
         try:
