@@ -35,19 +35,19 @@ def check_deadline(deadline_s: Any) -> None:
 def check_call(call: Call) -> None:
     """Raise `LimitExceeded` if what is asked is too large for the event that has to record it."""
     command = call.command
-    if type(command) is ModelCall:
-        if command.request.bytes > RESULT_BYTES_MAX:
+    match command:
+        case ModelCall():
             # Only what the request before on this branch did not have is recorded.
-            new = codec.canonical(command.request.delta(call.branch.base))
-            _check_asked(call, new, "what is new in a model request")
-    elif type(command) is ToolCall:
-        if len(command.args) > RESULT_BYTES_MAX:
-            _check_asked(call, command.args, f"the arguments of tool {command.tool.name!r}")
-    elif type(command) is StepCall and len(command.args) > RESULT_BYTES_MAX:
-        _check_asked(call, command.args, f"the arguments of step {command.name!r}")
-
-
-def _check_asked(call: Call, data: bytes, what: str) -> None:
+            data, what = (
+                codec.canonical(command.request.delta(call.branch.base)),
+                "what is new in a model request",
+            )
+        case ToolCall():
+            data, what = command.args, f"the arguments of tool {command.tool.name!r}"
+        case StepCall():
+            data, what = command.args, f"the arguments of step {command.name!r}"
+        case _:
+            return
     codec.check_size(data, what=f"{what} at {call.id}", limit=RESULT_BYTES_MAX)
 
 

@@ -218,12 +218,13 @@ class Machine:
         path = branch.next_path()
         ask.call_id = call_id = self._prefix + path
         call = Call(path, call_id, ask.command, branch)
-        try:
-            check_call(call)
-        except LimitExceeded as error:
-            # An event that no append takes would be asked for again and again.
-            self._ready.append((branch, None, error))
-            return
+        if ask.large:
+            try:
+                check_call(call)
+            except LimitExceeded as error:
+                # An event that no append takes would be asked for again and again.
+                self._ready.append((branch, None, error))
+                return
         self.pending[call_id] = call
         self._asked.append(call)
 

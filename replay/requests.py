@@ -21,6 +21,7 @@ from ..journal.errors import UnsupportedValue
 from .provider_tools import acting
 
 _PRIME = (1 << 255) - 19
+_number = int.from_bytes
 _BASE = int.from_bytes(sha256(b"refold request 1").digest()) % _PRIME
 
 VOLATILE = frozenset(
@@ -129,7 +130,7 @@ class _Segment:
         raw, sums, sizes = item.raw, self.sums, self.sizes
         self.items.append(item)
         sizes.append(sizes[-1] + len(raw))
-        sums.append((sums[-1] * _BASE + int.from_bytes(sha256(raw).digest())) % _PRIME)
+        sums.append((sums[-1] * _BASE + _number(sha256(raw).digest())) % _PRIME)
 
     def hash(self, low: int, high: int) -> int:
         return (self.sums[high] - self.sums[low] * _power(high - low)) % _PRIME

@@ -15,7 +15,7 @@ from ..journal import codec
 from ..journal.errors import UsageError
 from ..journal.limits import check_name
 from .commands import Command, ModelCall, Sleep, StepCall, ToolCall, WaitFor
-from .door import NAME_BYTES_MAX
+from .door import NAME_BYTES_MAX, RESULT_BYTES_MAX
 from .errors import ForeignAwait
 from .ports import ToolSpec
 from .requests import Interner, Messages, Params, Prior
@@ -28,10 +28,12 @@ class Ask(Struct, eq=False):
     A command that is about to be asked: it gets its path when it is awaited, and is awaited once.
 
     Attributes:
+        large: Whether it has to be looked at closely before it is asked: its record may not fit into an event.
         call_id: Known once it has been awaited.
     """
 
     command: Command
+    large: bool = False
     call_id: str = ""
 
     def __await__(self) -> Generator[Any, Any, Any]:
@@ -116,7 +118,8 @@ class Run:
         conversation = (
             messages if isinstance(messages, Messages) else self._machine.interner.messages(messages)
         )
-        return self._made(ModelCall(conversation.request(params), in_doubt if params.acting else None))
+        request = conversation.request(params)
+        return self._made(ModelCall(request, in_doubt if params.acting else None), request.bytes)
 
     def tool(self, tool: ToolSpec, /, *args: Any, **kwargs: Any) -> Ask:
         """
@@ -126,7 +129,8 @@ class Run:
             ToolError: It failed; `effect` says what is known.
         """
         named = tool.arguments(*args, **kwargs)
-        return self._made(ToolCall(tool, codec.encode(named, what=f"arguments of tool {tool.name!r}")))
+        encoded = codec.encode(named, what=f"arguments of tool {tool.name!r}")
+        return self._made(ToolCall(tool, encoded), len(encoded))
 
     def recorded_tool(self, tool: ToolSpec, named: Mapping[str, Any], *, refused: str | None = None) -> Ask:
         """
@@ -142,7 +146,7 @@ class Run:
         data = codec.encode_if_plain(named)
         if data is None:
             data = codec.encode(named, what=f"arguments of tool {tool.name!r}")
-        return self._made(ToolCall(tool, data, True, refused))
+        return self._made(ToolCall(tool, data, True, refused), len(data))
 
     def step(
         self, function: Callable[..., Any], /, *args: Any, read_only: bool = False, **kwargs: Any
@@ -161,7 +165,7 @@ class Run:
         """
         name = getattr(function, "__qualname__", None) or type(function).__qualname__
         encoded = codec.encode([list(args), kwargs], what=f"arguments of step {name!r}")
-        return self._made(StepCall(name, encoded, function, read_only))
+        return self._made(StepCall(name, encoded, function, read_only), len(encoded))
 
     def sleep(self, duration: float | timedelta) -> Ask:
         """Let *duration* (seconds or a timedelta) pass; longer waits survive the process."""
@@ -192,8 +196,8 @@ class Run:
                 )
         return GatherAsk(branches)
 
-    def _made(self, command: Command) -> Ask:
-        ask = Ask(command)
+    def _made(self, command: Command, size: int = 0) -> Ask:
+        ask = Ask(command, size > RESULT_BYTES_MAX)
         self._machine.unasked.add(ask)
         return ask
 
