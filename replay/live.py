@@ -16,6 +16,7 @@ from ..journal.errors import LeaseLost, RefoldError
 from ..journal.journal import Journal
 from ..journal.store import AppendResult, ThreadState
 from ..journal.tenure import Tenure
+from . import under_way
 from .attempt import Attempt
 from .bell import Bell
 from .commands import Call, ToolCall
@@ -24,7 +25,6 @@ from .events import VERSIONS, decode_bytes, encode_body, kind_of
 from .recording import Completion
 from .session import Session
 from .timers import Timers
-from .under_way import UnderWay
 
 __all__ = ["Limits", "LiveHost", "World"]
 
@@ -175,7 +175,7 @@ class LiveHost:
         finished is recorded; then the cancellation goes on.
         """
         self._session = session
-        with UnderWay((self._journal.identity, self._tenure.thread, self._tenure.fence, "")):
+        with under_way.drive(self._journal.identity, self._tenure.thread, self._tenure.fence):
             await self._drive(begin)
 
     async def _drive(self, begin: Callable[[], None]) -> None:

@@ -31,7 +31,7 @@ from .program import Program
 from .rebuild import Thread, load
 from .recording import Policy, recordable
 from .status import OpenCall, RunState, ThreadStatus
-from .under_way import acts
+from .under_way import acts, driven_here
 from .usage import Totals
 
 Observe = Callable[[int, ev.EventBody], None]
@@ -358,8 +358,8 @@ class Runner:
 
     def _over(self, tenure: Tenure, fence: int, call: str) -> bool:
         """Whether the holder of that fence is known, and nothing of its call runs."""
-        known = fence == tenure.fence or 0 < tenure.known_since <= fence
-        return known and not acts(self._journal.identity, self._thread, fence, call)
+        place = (self._journal.identity, self._thread, fence)
+        return (0 < tenure.known_since <= fence or driven_here(*place)) and not acts(*place, call)
 
     def _read(self, tenure: Tenure) -> tuple[Thread, list[Message]]:
         thread = self._journal.fold_history(tenure, partial(load, self._thread))

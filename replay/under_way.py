@@ -16,7 +16,11 @@ from typing import Self
 Place = tuple[str, str, int, str]
 """Journal, thread, fence and call id; an empty call id is the tenure itself, which may begin calls."""
 
+DRIVEN_MAX = 4096
+
 _counts: dict[Place, int] = {}
+_driven: dict[Place, None] = {}
+"""The newest tenures of this process: whatever they have begun and is not counted any more is over."""
 _lock = threading.Lock()
 _here: contextvars.ContextVar[Place | None] = contextvars.ContextVar("refold_under_way", default=None)
 
@@ -50,6 +54,21 @@ class UnderWay:
         self.over()
 
 
+def drive(journal: str, thread: str, fence: int) -> UnderWay:
+    """A tenure of this process, which may begin calls."""
+    place = (journal, thread, fence, "")
+    with _lock:
+        _driven[place] = None
+        if len(_driven) > DRIVEN_MAX:
+            del _driven[next(iter(_driven))]
+    return UnderWay(place)
+
+
+def driven_here(journal: str, thread: str, fence: int) -> bool:
+    """Whether this process remembers that it was the holder of *fence*."""
+    return (journal, thread, fence, "") in _driven
+
+
 def begin(place: Place) -> UnderWay:
     """What the current context runs from here on."""
     _here.set(place)
@@ -68,10 +87,11 @@ def acts(journal: str, thread: str, fence: int, call: str) -> bool:
 
 
 def _forget() -> None:
-    """A forked process has none of the threads."""
+    """A forked process has none of the threads, and was no holder."""
     global _lock  # noqa: PLW0603 - another thread may have held it at the fork
     _lock = threading.Lock()
     _counts.clear()
+    _driven.clear()
 
 
 os.register_at_fork(after_in_child=_forget)

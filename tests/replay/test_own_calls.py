@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import refold
 from fault_proxy import FaultProxy
 from refold import Agent, Journal, Run, ScriptedModel, StoreUnavailable, ToolContext, program, tool
+from refold.journal.store import Lease
 from refold.replay.live import Limits
 from refold.replay.under_way import UnderWay, acts
 
@@ -177,6 +179,36 @@ async def test_the_calls_of_a_run_that_this_process_still_drives_are_held_back(j
     after = await refold.resume(pays, **options, wait=False)
 
     assert (robbing.status, after.output, gate.attempts) == ("waiting", "wired", [1, 2])
+
+
+async def test_the_calls_of_a_process_are_known_to_it_though_another_has_held_the_thread_since(
+    journal: Journal,
+) -> None:
+    gate = Gate()
+
+    @tool(idempotent=True, timeout_s=600)
+    async def wire(context: ToolContext) -> str:
+        """Wire money."""
+        if gate.enter(context):
+            await asyncio.Event().wait()
+        return "wired"
+
+    @program
+    async def pays(run: Run) -> str:
+        return await run.tool(wire)
+
+    options: Any = {"journal": journal, "thread": "t", "limits": LIMITS}
+    first = asyncio.create_task(refold.run(pays, **options))
+    await gate.entered.wait()
+    stranger = journal.store.acquire("t", holder=uuid.uuid4(), ttl_s=60, name="elsewhere", steal=1)
+    assert isinstance(stranger, Lease)
+    journal.store.release("t", fence=stranger.fence, seen=0)
+    first.cancel()
+    with contextlib.suppress(refold.LeaseLost, asyncio.CancelledError):
+        await first
+    result = await refold.resume(pays, **options, wait=False)
+
+    assert (result.output, gate.attempts) == ("wired", [1, 2])
 
 
 async def test_a_model_call_that_was_given_up_here_is_not_held_back(journal: Journal) -> None:
