@@ -40,7 +40,8 @@ class Gate:
         """Begin the next attempt of *call* when seq *seq* is durable."""
         self._attempts[call.path] = call.attempt + 1
         self._waiting.append((seq, call))
-        self.open()
+        # Nothing that must be alone: more may be about to be written in this very step.
+        self._open(alone=False)
 
     def reconcile(self, call: Call) -> None:
         """Ask the outside world about the attempt of *call* that is in doubt."""
@@ -49,12 +50,15 @@ class Gate:
 
     def open(self) -> None:
         """Begin what waited long enough; a transactional tool waits until everything is durable."""
+        self._open(alone=True)
+
+    def _open(self, *, alone: bool) -> None:
         if not self._waiting or self.alone is not None:
             return
         waiting, self._waiting = self._waiting, []
         for position, (seq, call) in enumerate(waiting):
             transactional = isinstance(call.command, ToolCall) and call.command.tool.transactional
-            if seq > self._outbox.durable or (transactional and not self._outbox.empty):
+            if seq > self._outbox.durable or (transactional and not (alone and self._outbox.empty)):
                 self._waiting.append((seq, call))
             elif transactional:
                 self.alone = call.path

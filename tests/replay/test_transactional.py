@@ -69,6 +69,25 @@ async def test_effect_and_result_commit_together_and_a_failure_leaves_neither(
     rebuild.replay(books, "t", read_all(journal, "t"))
 
 
+async def test_what_one_transaction_leads_to_is_recorded_before_the_next_one_begins(journal: Journal) -> None:
+    @tool
+    async def note(amount: int) -> int:
+        """Note an amount."""
+        return amount
+
+    @program
+    async def notes(run: Run) -> list[int]:
+        async def one(amount: int) -> int:
+            return await run.tool(note, await run.tool(book, amount))
+
+        return await run.gather(one(1), one(2))
+
+    result = await refold.run(notes, journal=journal, thread="t")
+
+    assert result.output == [1, 2]
+    rebuild.replay(notes, "t", read_all(journal, "t"))
+
+
 @pytest.mark.parametrize("cut", list(Cut))
 async def test_a_commit_without_an_answer_is_one_effect_and_one_result(
     pg_dsn: str, postgres_server: Any, cut: Cut
