@@ -279,9 +279,9 @@ class Effects:
     def _late(self, call: Call, attempt: int, task: asyncio.Task[Any]) -> None:
         _alive.pop(self._place(call), None)
         if not task.cancelled():
-            self._send_late(call, attempt, _completion_of(task))
+            self.send_late(call, attempt, _completion_of(task))
 
-    def _send_late(self, call: Call, attempt: int, completion: Completion) -> None:
+    def send_late(self, call: Call, attempt: int, completion: Completion) -> None:
         """What a tool came to after its call was given up goes into the inbox: whoever holds the thread decides."""
         resolution = late_resolution(call, attempt, completion)
         if resolution is not None:
@@ -367,7 +367,7 @@ class Effects:
         if completion.timed_out:
             self._timed_out.add((call.id, attempt))
         if not self._complete(call, attempt, timed) and completion.begun and not completion.timed_out:
-            self._send_late(call, attempt, timed)
+            self.send_late(call, attempt, timed)
 
     def timeout_of(self, call: Call) -> float:
         """Seconds an attempt may take."""

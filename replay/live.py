@@ -56,6 +56,10 @@ class LiveHost:
         self._alarm: asyncio.TimerHandle | None = None
         self._finished = asyncio.Event()
         self._detached = False
+        self._alone = ""
+        """Path of the transactional tool under way."""
+        self._beside: list[tuple[Call, int, Completion]] = []
+        """Outcomes that wait for its end to be recorded."""
 
     # What the session asks
 
@@ -135,8 +139,10 @@ class LiveHost:
             event = await self._effects.transact(call, attempt, event_of)
             if event is not None:
                 body = decode_bytes(event.body)
+                self._alone_no_more()
                 self._enter(lambda: self._live().committed(call.path, attempt, body))
 
+        self._alone = call.path
         self._spawn(call, run())
 
     def reconcile(self, call: Call, attempt: int) -> None:
@@ -195,6 +201,9 @@ class LiveHost:
         finally:
             with self._lock:
                 self._detached = True
+                # Nobody waits for the transaction any more: whoever takes the run up finds them in the inbox.
+                for call, attempt, completion in self._beside:
+                    self._effects.send_late(call, attempt, completion)
             if not self._loop.is_closed():
                 poller.cancel()
                 self._timers.close()
@@ -266,7 +275,19 @@ class LiveHost:
         self._enter(step)
 
     def _completed(self, call: Call, attempt: int, completion: Completion) -> bool:
-        return bool(self._enter(lambda: self._live().completed(call.path, attempt, completion)))
+        if call.path == self._alone:
+            self._alone_no_more()
+        elif self._alone and self._detached:
+            return False
+        waits = bool(self._alone)
+        taken = bool(self._enter(lambda: self._live().completed(call.path, attempt, completion)))
+        if taken and waits:
+            self._beside.append((call, attempt, completion))
+        return taken
+
+    def _alone_no_more(self) -> None:
+        self._alone = ""
+        self._beside.clear()
 
     def _told(self, count: int, outcome: AppendResult | BaseException) -> None:
         self._post(partial(self._appended, count, outcome))
