@@ -318,9 +318,10 @@ begin
 end $$;
 
 -- Appends of many threads with one commit; each has its own answer. The caller sorts the threads, so that two
--- such calls take their locks in one order; the settings and the limit, for which the server takes the list to be
--- short, make it look them up in that order, by key, however small the table is when the plan is made. The events
--- of append i are the next p_counts[i] of the arrays of events.
+-- such calls take the locks of what they move in one order; the settings and the limit, for which the server takes
+-- the list to be short, make it look them up in that order, by key, however small the table is when the plan is
+-- made. What is refused is looked at after that: two calls that both have such may wait for each other until the
+-- lock time-out. The events of append i are the next p_counts[i] of the arrays of events.
 create function refold.append_many(
   p_threads      text[],
   p_expected     bigint[],

@@ -124,9 +124,8 @@ class Faults:
         )
 
     def _refold_schema(self, url: str) -> None:
-        subprocess.run(
-            [sys.executable, "-m", "refold", "--dsn", url, "init"], check=True, capture_output=True
-        )
+        command = [sys.executable, "-c", "from refold.cli import main; main()", "--dsn", url, "init"]
+        subprocess.run(command, check=True, capture_output=True)
 
     def _absurd_schema(self, url: str) -> None:
         tool = self._installed.pythons["absurd"].parent / "absurdctl"

@@ -203,7 +203,7 @@ class Wire:
         if len(appends) == 1:
             statement, self._params = _alone(appends[0])
         else:
-            # Every call locks its threads in one order, so no two can wait for each other.
+            # Every call takes the locks of what it moves in one order.
             self._sorted = sorted(appends, key=_thread)
             statement, self._params = _MANY, _together(self._sorted)
         self._statement = statement

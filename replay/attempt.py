@@ -107,7 +107,7 @@ class Attempt:
         self._closer: asyncio.Task[None] | None = None
         surroundings.watch(call.path, self._deadline_s)
         self._loop = loop
-        self._task = loop.create_task(self._run(), context=context)
+        self._task = task_of(loop, self._run(), context)
         self._task.add_done_callback(self._task_over)
 
     def cancel(self) -> None:
@@ -236,12 +236,21 @@ class Attempt:
             finally:
                 self._surroundings.watch(self._call.path, None)
 
-        self._closer = self._loop.create_task(close())
+        self._closer = task_of(self._loop, close())
         self._closer.add_done_callback(self._task_over)
 
     def _task_over(self, task: asyncio.Task[Any]) -> None:
         if task is (self._closer or self._task):
             self._over(self, None if task.cancelled() else task.exception())
+
+
+def task_of(
+    loop: asyncio.AbstractEventLoop,
+    work: Coroutine[Any, Any, Any],
+    context: contextvars.Context | None = None,
+) -> asyncio.Task[Any]:
+    """A task that begins in the loop's next round, even where the loop's own tasks begin at once."""
+    return asyncio.Task(work, loop=loop, context=context)
 
 
 async def _run_step(command: StepCall) -> Any:

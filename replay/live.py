@@ -17,7 +17,7 @@ from ..journal.journal import Journal
 from ..journal.store import AppendResult, ThreadState
 from ..journal.tenure import Tenure
 from . import under_way
-from .attempt import Attempt
+from .attempt import Attempt, task_of
 from .bell import Bell
 from .commands import Call, ToolCall
 from .effects import Effects, Limits, World
@@ -227,7 +227,7 @@ class LiveHost:
         return self._live().alarms.left_s()
 
     def _spawn(self, call: Call, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work, context=self._context.copy())
+        task = task_of(self._loop, work, self._context.copy())
         self._running[call.path] = task
         task.add_done_callback(
             lambda task: self._over(call.path, task, None if task.cancelled() else task.exception())

@@ -79,6 +79,21 @@ async def test_a_program_gets_replies_and_its_log_replays(journal: Journal) -> N
     check(both, journal, "t")
 
 
+async def test_a_loop_whose_tasks_begin_at_once_runs_programs_as_any_other(journal: Journal) -> None:
+    @program
+    async def both(run: Run, name: str) -> list[Any]:
+        reply = await run.model(messages=[{"role": "user", "content": name}], model="m")
+        results = await run.gather(run.tool(pay, 3), run.tool(look, key="x"))
+        return [reply.text, *results]
+
+    # Python 3.11 has none.
+    asyncio.get_running_loop().set_task_factory(getattr(asyncio, "eager_task_factory", None))
+    result = await refold.run(both, "hi", journal=journal, thread="t", models=Echo())
+
+    assert result.output == ["1 messages", {"paid": 3}, "X"]
+    check(both, journal, "t")
+
+
 async def test_an_exception_of_an_unsafe_tool_leaves_its_effect_unknown_and_holds_an_identical_call(
     journal: Journal,
 ) -> None:

@@ -17,6 +17,7 @@ from refold import Journal, LeaseLost, Run, ToolContext, ToolDefinitionError, To
 from refold.journal import statements
 from refold.journal.store import Append, AppendResult
 from refold.replay import rebuild
+from refold.replay.effects import Limits
 from refold.replay.runner import read_all
 
 
@@ -86,6 +87,42 @@ async def test_what_one_transaction_leads_to_is_recorded_before_the_next_one_beg
 
     assert result.output == [1, 2]
     rebuild.replay(notes, "t", read_all(journal, "t"))
+
+
+async def test_what_returned_beside_a_transaction_survives_a_caller_who_goes_away(journal: Journal) -> None:
+    returned, go = asyncio.Event(), threading.Event()
+    paid: list[int] = []
+
+    @tool
+    async def pay(amount: int) -> int:
+        """Pay."""
+        paid.append(amount)
+        returned.set()
+        return amount
+
+    @tool(transactional=True)
+    def hang(context: ToolContext) -> int:
+        """Take long."""
+        go.wait(30)
+        return 0
+
+    @program
+    async def both(run: Run) -> list[int]:
+        return await run.gather(run.tool(pay, 3), run.tool(hang))
+
+    caller = asyncio.create_task(
+        refold.run(both, journal=journal, thread="t", limits=Limits(leave_grace_s=0.05))
+    )
+    await asyncio.wait_for(returned.wait(), 10)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    go.set()
+
+    result = await refold.resume(both, journal=journal, thread="t")
+
+    assert (result.output, paid) == ([3, 0], [3])
+    rebuild.replay(both, "t", read_all(journal, "t"))
 
 
 @pytest.mark.parametrize("cut", list(Cut))
