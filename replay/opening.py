@@ -225,7 +225,8 @@ def _late_resolutions(
             continue
         call = status.open_call(content.call)
         consumed.append(message.id)
-        if call is not None and call.attempt == content.attempt:
+        # What waits for its next attempt has the outcome of the last one on record.
+        if call is not None and call.attempt == content.attempt and call.status != "retries":
             resolved.append(resolution_event(content, at))
     return resolved, consumed
 

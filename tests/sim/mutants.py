@@ -74,6 +74,16 @@ def a_transactional_tool_does_not_wait_for_its_own_start(hold: Any) -> Any:
     def hasty(self: Gate, seq: int, call: Call) -> None:
         transactional = isinstance(call.command, ToolCall) and call.command.tool.transactional
         hold(self, 0 if transactional else seq, call)
+        self.open()
+
+    return hasty
+
+
+@mutant(Gate, "hold", "every_run_ends", (scenarios.LEDGERS, 0, ""))
+def a_transaction_begins_while_more_is_about_to_be_written(hold: Any) -> Any:
+    def hasty(self: Gate, seq: int, call: Call) -> None:
+        hold(self, seq, call)
+        self.open()
 
     return hasty
 

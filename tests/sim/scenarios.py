@@ -382,6 +382,17 @@ async def books(run: Run, value: Any) -> Any:
 
 BOOKS = Scenario(name="books", program=books, reply=go, transactions=True)
 
+
+@program
+async def ledgers(run: Run, value: Any) -> Any:
+    async def one(amount: int) -> list[Any]:
+        return [await tried(run, enter, amount=amount), await tried(run, look, key=f"{amount}")]
+
+    return await run.gather(one(1), one(2))
+
+
+LEDGERS = Scenario(name="ledgers", program=ledgers, reply=go, transactions=True)
+
 # Models whose providers run tools of their own inside the call
 
 CODE = {"type": "code_execution", "name": "code_execution"}
@@ -443,7 +454,7 @@ async def patience(run: Run, value: Any) -> Any:
 
 PATIENCE = Scenario(name="patience", program=patience, reply=go, patient=True, latency_us={"brew": 900_000})
 
-STEADY = (ERRAND, AGENT, DOUBTS, WAITS, STUBBORN, TURNS, BOOKS, PATIENCE)
+STEADY = (ERRAND, AGENT, DOUBTS, WAITS, STUBBORN, TURNS, BOOKS, LEDGERS, PATIENCE)
 """Scenarios whose runs mean the same whatever the order of what is done side by side."""
 STEADY_NAMES = frozenset(scenario.name for scenario in STEADY)
 ENDINGS = {"stubborn": "failed", "hurry": "cancelled"}

@@ -39,6 +39,10 @@ HISTORIES = [
     ("BOOKS", {"w1.commit 1.1.1": "twin", "w3.append.answer#2": "twin"}),
     # A repeatable call that the next worker ran again was a fault of the log to whoever verified it.
     ("ERRAND", {"w1.append.answer#3": "crash"}),
+    # What a worker had posted of a call was recorded of an attempt that had failed already and was to be made again.
+    ("TURNS", {"w1.tool 2.2.1#2": "hangs early", "w1.append#9": "supersede"}),
+    # The second transaction began before what the first had led to was written, and committed before it.
+    ("LEDGERS", {}),
 ]
 
 
