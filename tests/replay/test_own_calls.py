@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import refold
 from fault_proxy import FaultProxy
-from refold import Agent, Journal, Run, ScriptedModel, StoreUnavailable, ToolContext, program, tool
+from refold import Agent, Journal, Program, Run, ScriptedModel, StoreUnavailable, ToolContext, program, tool
 from refold.journal.store import Lease
 from refold.replay.live import Limits
 from refold.replay.under_way import UnderWay, acts
@@ -44,6 +44,23 @@ class Gate:
         return context.attempt == 1
 
 
+def paying(gate: Gate) -> Program:
+    """A run of one async tool, whose first attempt comes to no end by itself."""
+
+    @tool(idempotent=True, timeout_s=600)
+    async def wire(context: ToolContext) -> str:
+        """Wire money."""
+        if gate.enter(context):
+            await asyncio.Event().wait()
+        return "wired"
+
+    @program
+    async def pays(run: Run) -> str:
+        return await run.tool(wire)
+
+    return pays
+
+
 def until_over(journal: Journal) -> None:
     """Wait until nothing of the first worker's call runs."""
     give_up_s = time.monotonic() + 20
@@ -67,18 +84,7 @@ async def test_after_an_outage_a_tool_that_was_stopped_is_not_held_back(
     journal: Journal, proxy: FaultProxy
 ) -> None:
     gate = Gate()
-
-    @tool(idempotent=True, timeout_s=600)
-    async def wire(context: ToolContext) -> str:
-        """Wire money."""
-        if gate.enter(context):
-            await asyncio.Event().wait()
-        return "wired"
-
-    @program
-    async def pays(run: Run) -> str:
-        return await run.tool(wire)
-
+    pays = paying(gate)
     options: Any = {"journal": journal, "thread": "t", "limits": LIMITS}
     await lose(refold.run(pays, **options), gate, proxy)
     async with asyncio.timeout(20):
@@ -157,18 +163,7 @@ def test_a_thread_that_outlives_its_event_loop_is_held_back(
 async def test_the_calls_of_a_run_that_this_process_still_drives_are_held_back(journal: Journal) -> None:
     """It is robbed by its own process: what it has not begun yet it may begin until it learns of that."""
     gate = Gate()
-
-    @tool(idempotent=True, timeout_s=600)
-    async def wire(context: ToolContext) -> str:
-        """Wire money."""
-        if gate.enter(context):
-            await asyncio.Event().wait()
-        return "wired"
-
-    @program
-    async def pays(run: Run) -> str:
-        return await run.tool(wire)
-
+    pays = paying(gate)
     options: Any = {"journal": journal, "thread": "t", "limits": LIMITS}
     first = asyncio.create_task(refold.run(pays, **options))
     await gate.entered.wait()
@@ -185,18 +180,7 @@ async def test_the_calls_of_a_process_are_known_to_it_though_another_has_held_th
     journal: Journal,
 ) -> None:
     gate = Gate()
-
-    @tool(idempotent=True, timeout_s=600)
-    async def wire(context: ToolContext) -> str:
-        """Wire money."""
-        if gate.enter(context):
-            await asyncio.Event().wait()
-        return "wired"
-
-    @program
-    async def pays(run: Run) -> str:
-        return await run.tool(wire)
-
+    pays = paying(gate)
     options: Any = {"journal": journal, "thread": "t", "limits": LIMITS}
     first = asyncio.create_task(refold.run(pays, **options))
     await gate.entered.wait()
