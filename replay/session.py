@@ -260,12 +260,13 @@ class Session:
 
     def leaving(self) -> bool:
         """Whether what runs had better stop: the worker leaves, lost its lease, or the run is cancelled."""
-        return self._idle_by_order()
+        stopped = self.error is not None or self._stopping is not None
+        return stopped or bool(self._stepper.halted or self.interpreter.cancelling)
 
     # Beginning
 
     def _begin(self, call: Call) -> None:
-        if self._idle_by_order():
+        if not self._may_begin():
             return
         command = call.command
         match command:
@@ -288,7 +289,7 @@ class Session:
 
     def _fill(self) -> None:
         """Start tools while there are free slots."""
-        while (call := self.interpreter.next_tool()) is not None and not self._idle_by_order():
+        while (call := self.interpreter.next_tool()) is not None and self._may_begin():
             self._start(call)
 
     def _start(self, call: Call) -> None:
@@ -298,7 +299,7 @@ class Session:
         self._emit(start(call, at=self._outbox.last_at, uid=self.interpreter.uid))
 
     def _open_gate(self) -> None:
-        if not self._idle_by_order():
+        if not self.leaving():
             self._gate.open()
 
     def _drop_gated(self) -> None:
@@ -307,9 +308,9 @@ class Session:
             if call.phase is Phase.STARTED:
                 self._emit(unbegun(call, at=self._at()))
 
-    def _idle_by_order(self) -> bool:
-        leaving = self.error is not None or self._stopping is not None
-        return leaving or bool(self._stepper.halted or self.interpreter.cancelling)
+    def _may_begin(self) -> bool:
+        """Whether anything new may be done: from the deadline on nothing is, even before the run is cancelled."""
+        return not (self.leaving() or self.alarms.overdue())
 
     # Outcomes
 
@@ -339,7 +340,7 @@ class Session:
     def _settle_doubt(self, call: Call) -> None:
         """Apply its policy to a call that is in doubt."""
         policy = policy_of(call.command)
-        if policy == "park" or call.path in self._looked_up or self._idle_by_order():
+        if policy == "park" or call.path in self._looked_up or not self._may_begin():
             return
         if (until := self.holds.until(call)) is not None:
             self.alarms.wake_at(until)
@@ -360,7 +361,7 @@ class Session:
 
     def _keep_deadline(self) -> bool:
         """Cancel the run if its time is over, else see to it that it is then; whether it was cancelled now."""
-        if not self.alarms.watch() or self._over() or self._idle_by_order():
+        if not self.alarms.watch() or self._over() or self.leaving():
             return False
         run = self.interpreter.run_id
         self._cancel(ev.CancelRequested(at=self._at(), run=run, reason=OVERDUE, by="deadline"))
@@ -376,7 +377,7 @@ class Session:
         self._set_grace(self._policy.cancel_grace_s)
 
     def _match_messages(self) -> None:
-        while self.interpreter.ended is None and not self._idle_by_order():
+        while self.interpreter.ended is None and not self.leaving():
             taken = self.mail.take(self.interpreter, self.holds, at=self._at())
             if taken is None:
                 return
@@ -420,7 +421,7 @@ class Session:
         while self._unmatched or self._refused:
             refused, self._refused = self._refused, []
             for call in refused:
-                if not self._idle_by_order():
+                if not self.leaving():
                     self._emit(refusal(call, at=self._outbox.last_at))
             if self._unmatched:
                 self._unmatched = False
@@ -481,9 +482,8 @@ class Session:
             if call.phase is Phase.STARTED:
                 why = "it was still running when its worker left"
                 self._emit(ev.ToolInDoubt(at=at, call=call.id, attempt=call.attempt, why=why))
-        if self.interpreter.cancelling and not self._over():
-            run, reason = self.interpreter.run_id, self.interpreter.cancelling
-            self._emit(ev.RunCancelled(at=at, run=run, reason=reason))
+        if (reason := self.interpreter.cancelling) and not self._over():
+            self._emit(ev.RunCancelled(at=at, run=self.interpreter.run_id, reason=reason))
 
     def _set_grace(self, grace_s: float) -> None:
         if not self._gate.idle:

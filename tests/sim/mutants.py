@@ -436,6 +436,13 @@ def a_deadline_is_judged_by_the_clock_of_the_worker(overdue: Any) -> Any:
     return lambda self: self.deadline_us is not None and self.deadline_us <= self._host.wall_us()
 
 
-@mutant(Session, "_idle_by_order", "deadlines_are_kept", (H, 1, "crash"))
-def calls_begin_though_the_time_is_over(idle: Any) -> Any:
-    return lambda self: (self._stopping, self._stepper.halted) != (None, None)
+@mutant(Session, "_may_begin", "deadlines_are_kept", (H, 1, "crash"))
+def calls_begin_though_the_run_is_being_ended(may_begin: Any) -> Any:
+    return lambda self: (self._stopping, self._stepper.halted) == (None, None)
+
+
+@mutant(
+    Session, "_may_begin", "deadlines_are_kept", (H, {"w1.tool 1.2.1": "refuses", "w1.append#7": "ghost"})
+)
+def calls_begin_though_the_time_is_over(may_begin: Any) -> Any:
+    return lambda self: not self.leaving()

@@ -41,6 +41,8 @@ HISTORIES = [
     ("ERRAND", {"w1.append.answer#3": "crash"}),
     # What a worker had posted of a call was recorded of an attempt that had failed already and was to be made again.
     ("TURNS", {"w1.tool 2.2.1#2": "hangs early", "w1.append#9": "supersede"}),
+    # Cut off and taken up after its deadline: a call that the log implied was started before the run was ended.
+    ("HURRY", {"w1.tool 1.2.1": "refuses", "w1.append#7": "ghost"}),
     # The second transaction began before what the first had led to was written, and committed before it.
     ("LEDGERS", {}),
 ]
