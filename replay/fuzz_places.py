@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from ..journal.errors import UsageError
-from .odometer import Placed, Placement
+from .odometer import Moot, Placed, Placement
 
 FAULTS = {
     "crash": "the process dies",
@@ -78,7 +78,7 @@ class Course(Placed):
         self.head: Callable[[], int] = int
         """Asked for the length of the log whenever a fault strikes."""
 
-    def pick(self, options: Sequence[str], place: str) -> str:
+    def pick(self, options: Sequence[str], place: str, moot: Moot | None = None) -> str:
         """The fault placed here."""
         self.places.append((place, options))
         chosen = self.choose(options, place)

@@ -8,11 +8,14 @@ What was picked besides is a short list of (place, option): it is printed, and i
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 Placement = tuple[str, str]
 """Where, and what."""
+
+Moot = Callable[[str], bool]
+"""Whether an option would change nothing here and now: a history with it is the one without it."""
 
 
 class Chooser(Protocol):
@@ -21,13 +24,13 @@ class Chooser(Protocol):
     taken: list[Placement]
     """What was picked besides first options, in order."""
 
-    def pick(self, options: Sequence[str], place: str) -> str:
-        """One of *options*; the first means that nothing goes wrong at *place*."""
+    def pick(self, options: Sequence[str], place: str, moot: Moot | None = None) -> str:
+        """One of *options*; the first means that nothing goes wrong at *place*. *moot* is told of each other one."""
 
 
 class Odometer:
     """
-    Every placement of at most *faults* faults, one history after another.
+    Every placement of at most *faults* faults that all change something, one history after another.
 
     Call `turn` before each history; it answers False when all have been had. A history is found by counting up
     the last choice that can still grow, so the simulation must be deterministic.
@@ -46,7 +49,8 @@ class Odometer:
         self._part, self._parts = part
         self._firsts = 0
         self.counts = self._part == 0
-        self._wheel: list[tuple[int, Sequence[str], str]] = []
+        self._wheel: list[tuple[int, Sequence[str], Sequence[str], str]] = []
+        """For each place: which of the options that are not moot it is, these, all of them, and where it is."""
         self._position = 0
         self._spent = 0
         self._begun = False
@@ -72,35 +76,35 @@ class Odometer:
             self._wheel.pop()
         if not self._wheel:
             return False
-        value, options, place = self._wheel[-1]
-        self._wheel[-1] = (value + 1, options, place)
+        value, grown, options, place = self._wheel[-1]
+        self._wheel[-1] = (value + 1, grown, options, place)
         return True
 
     def _is_ours(self) -> bool:
-        if self._parts == 1 or any(value for value, _, _ in self._wheel[:-1]):
+        if self._parts == 1 or any(value for value, *_ in self._wheel[:-1]):
             return True
         # Another first fault: what begins with one of another part is passed over whole.
         self._firsts += 1
         return self._firsts % self._parts == self._part
 
-    def pick(self, options: Sequence[str], place: str) -> str:
+    def pick(self, options: Sequence[str], place: str, moot: Moot | None = None) -> str:
         """The choice of this history at its next place."""
-        if len(options) == 1:
+        # When the faults are spent nothing is recorded: nothing there can grow.
+        if self._spent == self._faults or len(options) == 1:
             return options[0]
         position = self._position
-        if position < len(self._wheel):
-            value, known, where = self._wheel[position]
-            assert (where, known) == (place, options), f"not deterministic: {place} where {where} was"
-            self._position = position + 1
-            if value:
-                self._spent += 1
-                self.taken.append((place, options[value]))
-            return options[value]
-        # When the faults are spent nothing is recorded: nothing there can grow.
-        if self._spent < self._faults:
-            self._wheel.append((0, options, place))
-            self._position = position + 1
-        return options[0]
+        self._position = position + 1
+        if position == len(self._wheel):
+            # Asked once for all the histories that come by here: what is moot is never begun.
+            grown = options if moot is None else [o for o in options if o == options[0] or not moot(o)]
+            self._wheel.append((0, grown, options, place))
+            return options[0]
+        value, grown, known, where = self._wheel[position]
+        assert (where, known) == (place, options), f"not deterministic: {place} where {where} was"
+        if value:
+            self._spent += 1
+            self.taken.append((place, grown[value]))
+        return grown[value]
 
 
 class Placed:
@@ -116,7 +120,7 @@ class Placed:
         """Placements whose place has not been reached, or which were no option there."""
         self.taken: list[Placement] = []
 
-    def pick(self, options: Sequence[str], place: str) -> str:
+    def pick(self, options: Sequence[str], place: str, moot: Moot | None = None) -> str:
         """The fault placed here, if it is an option."""
         wanted = self.unused.get(place)
         if wanted is None or wanted not in options:
@@ -144,7 +148,7 @@ class Dice:
         self._kinds = kinds
         self.taken: list[Placement] = []
 
-    def pick(self, options: Sequence[str], place: str) -> str:
+    def pick(self, options: Sequence[str], place: str, moot: Moot | None = None) -> str:
         """Mostly the first option."""
         if not self._left or self._random.random() >= self._rate:
             return options[0]

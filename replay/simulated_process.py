@@ -29,6 +29,7 @@ Left = Literal["done", "busy", "idle", "released", "error", "crash"]
 """How a worker went; `crash` also for one that stands still, which nobody can tell from the outside."""
 
 SKEW_US = 7_200_000_000
+_SENT = frozenset({*MESSAGES, "input"})
 
 
 class Owner(Protocol):
@@ -54,8 +55,11 @@ class Owner(Protocol):
     def supersede(self) -> None:
         """Send another worker at once, with an input for which it gives up the run there is."""
 
-    def message(self, kind: str) -> bool:
-        """Send one of `MESSAGES`, or an input; False if there was nothing to say."""
+    def message(self, kind: str) -> None:
+        """Send one of `MESSAGES`, or an input, if there is anything to say."""
+
+    def has_message(self, kind: str) -> bool:
+        """Whether `message` would send anything."""
 
     def post(self, key: str, content: Content) -> bool:
         """Put a message into the thread's inbox; live workers will find it. False if one of that key was there."""
@@ -131,7 +135,7 @@ class Process:
             self._do_aside()
         if self.gone and kind not in ("outcome", "post"):
             return
-        fault = self.world.chooser.pick(self._options[kind], place)
+        fault = self.world.chooser.pick(self._options[kind], place, self._moot)
         if fault == OK:
             step(OK)
         else:
@@ -268,12 +272,13 @@ class Process:
                 self.owner.supersede()
                 self.later(LATE_US, lambda: step(OK))
             case "cancel" | "early" | "stale" | "input":
-                if self.owner.message(fault) or not self.world.distinct:
-                    step(OK)
-                else:
-                    self.world.abandon()
+                self.owner.message(fault)
+                step(OK)
             case _:
                 step(fault)
+
+    def _moot(self, fault: str) -> bool:
+        return fault in _SENT and not self.owner.has_message(fault)
 
     def _stand_still(self, pause_us: int, step: Callable[[str], object]) -> None:
         self.paused = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -101,20 +102,21 @@ class Lane:
             self._turned = True
             self._start(steal=True, instead=self.scenario.turn)
 
-    def message(self, kind: str) -> bool:
-        """Send what people send when nobody has asked them; False if there was nothing to say."""
-        if kind == "input":
-            if self._turned:
-                return False
+    def message(self, kind: str) -> None:
+        """Send what people send when nobody has asked them, if there is anything to say."""
+        if kind != "input":
+            for key, content in self._said(kind):
+                self.post(key, content)
+        elif not self._turned:
             self._turned = True
             self._send_input("input/turn", self.scenario.turn)
-            return True
-        run = self._status().unfinished
-        if run is None:
-            return False
-        if kind == "cancel":
-            return self.post("cancel", Cancel(run.run, "no longer wanted"))
-        return self._send_stale(run) if kind == "stale" else self._send_early(run)
+
+    def has_message(self, kind: str) -> bool:
+        """Whether `message` would send anything: it has not all been sent before."""
+        if kind == "input":
+            return not self._turned
+        there = {message.key for message in self.world.store.inbox(self.name, consumed=True)}
+        return any(key not in there for key, _ in self._said(kind))
 
     def post(self, key: str, content: Content) -> bool:
         """Put a message into the thread's inbox; live workers will find it. False if one of that key was there."""
@@ -224,26 +226,31 @@ class Lane:
         self.post(key, Input(Raw(codec.encode(value, what="an input")), key=key, by="people"))
         self.world.after(TTL_US, self._look)
 
-    def _send_early(self, run: RunState) -> bool:
+    def _said(self, kind: str) -> Iterable[tuple[str, Content]]:
+        """Keys and contents of what people send when nobody has asked them, whether or not it is there already."""
+        run = self._status().unfinished
+        if run is None:
+            return ()
+        if kind == "cancel":
+            return [("cancel", Cancel(run.run, "no longer wanted"))]
+        return self._said_late(run) if kind == "stale" else self._said_early(run)
+
+    def _said_early(self, run: RunState) -> Iterator[tuple[str, Content]]:
         """What the scenario would answer to a wait, and what is already known of a call in doubt."""
-        sent = False
         for call in (OpenCall(f"{run.run}/0", "waits for a signal"), *run.open.values()):
             if call.status == "in doubt":
                 known = self._truth(call)
                 if known.outcome == "returned":
-                    sent = self.post(resolution_key(call.call, call.attempt), known) or sent
+                    yield resolution_key(call.call, call.attempt), known
             elif isinstance(content := self.scenario.reply(call), Signal):
-                sent = self.post(f"signal/{content.name}", content) or sent
-        return sent
+                yield f"signal/{content.name}", content
 
-    def _send_stale(self, run: RunState) -> bool:
-        """An answer about an attempt that is not the newest of its call, and true of that one."""
-        sent = False
+    def _said_late(self, run: RunState) -> Iterator[tuple[str, Content]]:
+        """Answers about an attempt that is not the newest of its call, and true of that one."""
         for call in run.open.values():
             if call.attempt > 1 and call.status in ("in doubt", "started"):
                 earlier = OpenCall(call.call, call.status, attempt=call.attempt - 1)
-                sent = self.post(f"stale/{call.call}/{call.attempt}", self._truth(earlier)) or sent
-        return sent
+                yield f"stale/{call.call}/{call.attempt}", self._truth(earlier)
 
 
 def _failed(call: OpenCall, error: BaseException, effect: Effect) -> Resolution:

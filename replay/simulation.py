@@ -312,10 +312,8 @@ class Simulation:
         trace: Whether to keep a timeline for people.
         store: What holds the threads, made from the database's clock; a `MemoryStore` by default.
         cached: Whether the workers share a cache of hot state.
-        distinct: Whether a history ends as soon as a fault changes nothing, since it is one without that fault.
 
     Attributes:
-        abandoned: Whether it has ended so.
         ledger: What was done outside, in order.
         steps_max: A history that takes more steps has no end.
         rows: What transactions have committed beside their events: (thread, row), in order.
@@ -335,10 +333,7 @@ class Simulation:
         trace: bool = False,
         store: Callable[[Sources], Store] = MemoryStore,
         cached: bool = False,
-        distinct: bool = False,
     ) -> None:
-        self.distinct = distinct
-        self.abandoned = False
         self.now_us = START_US
         self.jump_us = 0
         self.step = 0
@@ -379,11 +374,6 @@ class Simulation:
                 if due >= self.renew_at_us:
                     self._renew()
             action()
-
-    def abandon(self) -> None:
-        """Let nothing more happen."""
-        self.abandoned = True
-        self._queue.clear()
 
     def after(self, delay_us: int, action: Callable[[], object]) -> None:
         """Have *action* happen, microseconds from now; what is due at one time happens in the order asked."""

@@ -179,21 +179,20 @@ def play(
     threads: int = 1,
     trace: bool = False,
     cached: bool = False,
-    distinct: bool = False,
 ) -> tuple[Simulation, list[tuple[str, str]]]:
     """One history of one or more threads in one store, and the promises it breaks."""
     steady = scenario.name in STEADY_NAMES
-    world = Simulation(chooser, trace=trace, cached=cached, distinct=distinct)
+    world = Simulation(chooser, trace=trace, cached=cached)
     with small_chunks() if cached else nullcontext():
         lanes = [Lane(world, scenario, f"t{number}") for number in range(1, threads + 1)]
         world.run()
     broken: list[tuple[str, str]] = []
-    for lane in lanes if not world.abandoned else ():
+    for lane in lanes:
         quiet = quiet_run(scenario, lane.name) if steady else None
         played = History(world, lane, faults_of(lane, chooser.taken), quiet)
         broken += violations(played)
         _mark(world, played)
-    if cached and not world.abandoned:
+    if cached:
         others, plain = logs_without_cache(scenario, threads, chooser.taken)
         for lane, events in zip(lanes, plain, strict=True):
             broken += log_is_that_without_redis(lane.events, events, others)
@@ -257,9 +256,8 @@ def exhaust(
     odometer = Odometer(faults, part=part)
     with seldom_collected():
         while odometer.turn():
-            world, broken = play(scenario, odometer, cached=cached, distinct=True)
-            # What begins with a fault that changes nothing is played without it.
-            if world.abandoned or not odometer.counts:
+            world, broken = play(scenario, odometer, cached=cached)
+            if not odometer.counts:
                 continue
             tally.histories += 1
             tally.marks.update(world.marks)

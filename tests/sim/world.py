@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 from msgspec import Struct
 from refold.journal.envelope import Event
 from refold.journal.store import Cursor
-from refold.replay.odometer import Placement
+from refold.replay.odometer import Moot, Placement
 from refold.replay.simulated_thread import Lane
 from refold.replay.simulation import CACHE_FAULTS, EVERYWHERE, FAULTS, MESSAGES, TURNS, Simulation
 from sim.explore import faults_of, quiet_run, small_chunks
@@ -45,7 +45,7 @@ class Armed:
         self.taken: list[Placement] = []
         self.waiting: list[str] = []
 
-    def pick(self, options: Sequence[str], place: str) -> str:
+    def pick(self, options: Sequence[str], place: str, moot: Moot | None = None) -> str:
         """The first that waits and is an option here."""
         for fault in self.waiting:
             if fault in options:
