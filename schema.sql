@@ -30,9 +30,9 @@ begin
 end $$;
 
 
--- Which schema this is, which database, and on which server its transaction ids were handed out.
+-- Which schema this is, which database, and on which server its transaction ids were handed out. One row, written
+-- at the end of this file.
 create table refold.meta (
-  only_row           boolean     primary key default true check (only_row),
   schema_version     integer     not null,
   database_id        uuid        not null default gen_random_uuid(),
   system_identifier  bigint      not null,
@@ -100,11 +100,11 @@ create table refold.threads (
   head_hash    bytea            not null default sha256('refold log 1')
 ) with (fillfactor = 70);
 
-create index threads_by_age on refold.threads (created_at, thread);
 create index threads_by_state on refold.threads (state, created_at, thread);
 
--- The logs. No foreign key: only the functions insert, and they have just updated the thread's row. Columns
--- are ordered by their alignment, so that no row is padded.
+-- The logs. No foreign key, here and below: only the functions insert, and they have just locked the thread's row;
+-- a key would be looked after by a trigger in each append. Columns are ordered by their alignment, so that no row
+-- is padded.
 create table refold.events (
   xid          bigint           not null,
   recorded_at  timestamptz      not null,
@@ -125,7 +125,7 @@ create index events_by_xid on refold.events (xid) with (fillfactor = 100);
 -- Messages to threads. Of several with one key the first stays, and stays for good: what was said once
 -- is not taken a second time.
 create table refold.inbox (
-  thread        text        collate "C" not null references refold.threads,
+  thread        text        collate "C" not null,
   id            bigint      not null,
   key           text        collate "C" not null check (octet_length(key) between 1 and 512),
   kind          text        not null check (octet_length(kind) between 1 and 64),
@@ -377,14 +377,16 @@ begin
              limit v_count) c
      where t.thread = c.thread and t.head = c.expected and t.head_hash = c.head_hash
        and t.fence = c.fence and t.holder is not null and t.head_xid < v_xid
-    returning c.*),
+    returning c.place, c.thread, c.fence, c.expected + c.count - c.upto as before, c.upto - c.count + 1 as first,
+              c.upto),
   added as (
     insert into refold.events (thread, seq, id, kind, version, fence, xid, recorded_at, hash, body)
-    select m.thread, m.expected + i, p_ids[m.upto - m.count + i], p_kinds[m.upto - m.count + i],
-           p_versions[m.upto - m.count + i], m.fence, v_xid, v_now, p_hashes[m.upto - m.count + i],
-           p_bodies[m.upto - m.count + i]
-      from moved m cross join generate_series(1, m.count) i)
+    select m.thread, m.before + i, p_ids[i], p_kinds[i], p_versions[i], m.fence, v_xid, v_now, p_hashes[i], p_bodies[i]
+      from moved m cross join generate_series(m.first, m.upto) i)
   select array_agg(m.place) into v_moved from moved m;
+  if cardinality(v_moved) = v_count then
+    return v_answers;
+  end if;
   for i in 1..v_count loop
     if v_moved is null or i <> all (v_moved) then
       v_answers[i] := refold.classify(p_threads[i], p_fences[i], p_expected[i] + p_counts[i], p_hashes[v_upto[i]]);
@@ -725,7 +727,7 @@ select t.thread,
        t.holder_name
   from refold.threads t;
 
--- A page of threads, newest first, after a row (created_at, thread). Of several states each gives its own
+-- A page of threads in any of some states, newest first, after a row (created_at, thread). Each state gives its own
 -- newest rows and the newest of those are taken, so that no page reads more than its rows for each state.
 create function refold.list(
   p_after_at bigint, p_after text, p_limit bigint, p_states text[], p_attention boolean)
@@ -735,17 +737,6 @@ declare
   v_after_at timestamptz := coalesce(refold.from_micros(p_after_at), 'infinity');
 begin
   -- The rows are chosen first and then dressed: the view's clock would keep a limit from reaching the index.
-  if p_states is null then
-    return query
-    select s.* from refold.standing s
-     where s.thread = any (array(
-             select t.thread from refold.threads t
-              where (t.created_at, t.thread) < (v_after_at, p_after)
-              order by t.created_at desc, t.thread desc
-              limit p_limit))
-     order by s.created_at desc, s.thread desc;
-    return;
-  end if;
   return query
   select s.* from refold.standing s
    where s.thread = any (array(
@@ -797,7 +788,7 @@ select e.thread, e.seq, e.recorded_at, e.kind, e.version, e.fence, e.id,
 create function refold.refuse() returns trigger
 language plpgsql as $$
 begin
-  raise exception 'refold.% is append-only: % refused', tg_table_name, tg_op using errcode = 'RF001';
+  raise exception '% of refold.% refused: what is recorded there stays', tg_op, tg_table_name using errcode = 'RF001';
 end $$;
 
 -- Row triggers, since a statement trigger would not see a change made to a partition directly.
@@ -885,3 +876,6 @@ revoke execute on function refold.adopt_server from public;
 
 insert into refold.meta (schema_version, system_identifier)
 select 2, c.system_identifier from pg_control_system() c;
+
+create trigger meta_stays before insert or delete or truncate on refold.meta
+  for each statement execute function refold.refuse();

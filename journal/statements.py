@@ -127,9 +127,8 @@ def list_params(
 ) -> Params:
     """Parameters of LIST."""
     at, thread = after or (None, "")
-    wanted = tuple(ThreadState) if attention and states is None else states
-    names = None if wanted is None else [state.value for state in ThreadState if state in wanted]
-    return at, thread, max(limit, 0), names, attention
+    wanted = ThreadState if states is None else states
+    return at, thread, max(limit, 0), [state.value for state in ThreadState if state in wanted], attention
 
 
 def append_result(answer: str, append: Append) -> AppendResult:
