@@ -57,6 +57,23 @@ class Append(Struct, frozen=True, kw_only=True):
     consumed: tuple[int, ...] = ()
 
 
+class Batch(Struct, frozen=True):
+    """
+    What an append is to record.
+
+    Args:
+        events: In order.
+        state: The thread's state from then on.
+        wake_at_us: When a waiting thread wants to be resumed, microseconds since the epoch.
+        consumed: Inbox ids that the events take, in the same transaction.
+    """
+
+    events: tuple[NewEvent, ...]
+    state: ThreadState = ThreadState.RUNNING
+    wake_at_us: int | None = None
+    consumed: tuple[int, ...] = ()
+
+
 class AppendResult(Struct, frozen=True):
     """Outcome of an append and the thread's head after it."""
 

@@ -16,7 +16,7 @@ from .errors import LeaseLost, StoreRefused, StoreUnavailable, UsageError
 from .fates import failure_of
 from .limits import check_batch
 from .sources import Sources
-from .store import Append, AppendResult, Lease, Outcome, Release, ThreadState
+from .store import Append, AppendResult, Batch, Lease, Outcome, Release, ThreadState
 from .writer import Submits
 
 Transact = Callable[[Callable[[Any], Append], float], tuple[Append, AppendResult]]
@@ -165,34 +165,18 @@ class Tenure:
         """
         future: Future[AppendResult] = Future()
         future.set_running_or_notify_cancel()
-        self.send(
-            events,
-            state=state,
-            wake_at_us=wake_at_us,
-            consumed=consumed,
-            loop=loop,
-            told=partial(_resolve, future),
-        )
+        batch = Batch(tuple(events), state, wake_at_us, tuple(consumed))
+        self.send(batch, loop=loop, told=partial(_resolve, future))
         return future
 
-    def send(
-        self,
-        events: Sequence[NewEvent],
-        *,
-        state: ThreadState,
-        told: Told,
-        wake_at_us: int | None = None,
-        consumed: Sequence[int] = (),
-        loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
+    def send(self, batch: Batch, *, told: Told, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """
         What `append` does; *told* is called once with what its future would have come to.
 
         From whichever thread learns it: on *loop* between its other work, or here and now if the tenure is lost.
         """
-        batch = tuple(events)
-        check_batch(self.thread, self.head, batch)
-        append = self._chained(batch, self.head, self.head_hash, state, wake_at_us, consumed)
+        check_batch(self.thread, self.head, batch.events)
+        append = self._chained(batch, self.head, self.head_hash)
         flight = _Flight(append, told)
         if (failure := self._take_off(flight)) is not None:
             told(failure)
@@ -203,38 +187,26 @@ class Tenure:
             self._land(follow=False)
             raise
 
-    def send_next(
-        self,
-        events: Sequence[NewEvent],
-        *,
-        after: int,
-        state: ThreadState,
-        told: Told,
-        wake_at_us: int | None = None,
-        consumed: Sequence[int] = (),
-    ) -> bool:
+    def send_next(self, batch: Batch, *, after: int, told: Told) -> bool:
         """
-        Send *events* as `send` does, as soon as the append under way is durable, and before it is told so.
+        Send *batch* as `send` does, as soon as the append under way is durable, and before it is told so.
 
-        They take the place of what was given so before. When that append fails, they are forgotten.
+        It takes the place of what was given so before. When that append fails, it is forgotten.
 
         Args:
-            events: In order; they get the seqs after *after*.
+            batch: Its events get the seqs after *after*.
             after: Seq of the last event of the append under way.
-            state: The thread's state from then on.
             told: As for `send`, and after that append's.
-            wake_at_us: As for `append`.
-            consumed: As for `append`.
 
         Returns:
             False if that one is not under way any more: whatever it came to is about to be told.
         """
-        batch, flight = tuple(events), self._flight
-        check_batch(self.thread, after, batch)
+        flight = self._flight
+        check_batch(self.thread, after, batch.events)
         if flight is None or flight.append.expected + len(flight.append.events) != after:
             return False
         known = None if self._next is None else self._next.append
-        append = self._chained(batch, after, flight.append.hashes[-1], state, wake_at_us, consumed, known)
+        append = self._chained(batch, after, flight.append.hashes[-1], known)
         with self._lock:
             if self._flight is not flight:
                 return False
@@ -261,7 +233,7 @@ class Tenure:
         def work(connection: Any) -> Append:
             event = make(connection)
             check_batch(self.thread, self.head, (event,))
-            return self._chained((event,), self.head, self.head_hash, ThreadState.RUNNING, None, ())
+            return self._chained(Batch((event,)), self.head, self.head_hash)
 
         try:
             if self._transact is None:
@@ -392,22 +364,16 @@ class Tenure:
         landed.wait()
 
     def _chained(
-        self,
-        batch: tuple[NewEvent, ...],
-        expected: int,
-        expected_hash: bytes,
-        state: ThreadState,
-        wake_at_us: int | None,
-        consumed: Sequence[int],
-        known: Append | None = None,
+        self, batch: Batch, expected: int, expected_hash: bytes, known: Append | None = None
     ) -> Append:
         """The append of *batch* after seq *expected*; what it has in common with *known* is not hashed again."""
+        events = batch.events
         hashes: list[bytes] = []
         previous = expected_hash
-        if known is not None and known.expected == expected and batch[: len(known.events)] == known.events:
+        if known is not None and known.expected == expected and events[: len(known.events)] == known.events:
             hashes += known.hashes
             previous = hashes[-1]
-        for seq, event in enumerate(batch[len(hashes) :], expected + len(hashes) + 1):
+        for seq, event in enumerate(events[len(hashes) :], expected + len(hashes) + 1):
             previous = chain(previous, seq, event)
             hashes.append(previous)
         return Append(
@@ -415,12 +381,12 @@ class Tenure:
             expected=expected,
             expected_hash=expected_hash,
             fence=self.fence,
-            events=batch,
+            events=events,
             hashes=tuple(hashes),
             ttl_s=self.ttl_s,
-            state=state,
-            wake_at_us=wake_at_us,
-            consumed=tuple(consumed),
+            state=batch.state,
+            wake_at_us=batch.wake_at_us,
+            consumed=batch.consumed,
         )
 
     def _settle(self, flight: _Flight, fate: AppendResult | BaseException, sent_s: float) -> None:

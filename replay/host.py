@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 from typing import Protocol
 
-from ..journal.envelope import NewEvent
-from ..journal.store import ThreadState
+from ..journal.store import Batch
 from .commands import Call
 
 
@@ -23,25 +21,10 @@ class Host(Protocol):
     def new_id(self) -> uuid.UUID:
         """A fresh event id."""
 
-    def append(
-        self,
-        events: Sequence[NewEvent],
-        *,
-        state: ThreadState,
-        wake_at_us: int | None,
-        consumed: Sequence[int],
-    ) -> None:
+    def append(self, batch: Batch) -> None:
         """Append; answered by `Session.acked` when durable. Never called again before that."""
 
-    def append_next(
-        self,
-        events: Sequence[NewEvent],
-        *,
-        after: int,
-        state: ThreadState,
-        wake_at_us: int | None,
-        consumed: Sequence[int],
-    ) -> bool:
+    def append_next(self, batch: Batch, *, after: int) -> bool:
         """
         Append as soon as the append under way, which ends at seq *after*, is durable; instead of what was given before.
 

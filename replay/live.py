@@ -7,14 +7,14 @@ import contextlib
 import contextvars
 import threading
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
 from ..journal.envelope import NewEvent
 from ..journal.errors import LeaseLost, RefoldError
 from ..journal.journal import Journal
-from ..journal.store import AppendResult, ThreadState
+from ..journal.store import AppendResult, Batch
 from ..journal.tenure import Tenure
 from . import under_way
 from .attempt import Attempt, task_of
@@ -75,43 +75,15 @@ class LiveHost:
         """A fresh event id."""
         return self._journal.sources.new_id()
 
-    def append(
-        self,
-        events: Sequence[NewEvent],
-        *,
-        state: ThreadState,
-        wake_at_us: int | None,
-        consumed: Sequence[int],
-    ) -> None:
+    def append(self, batch: Batch) -> None:
         """Hand a batch to the journal's writer."""
         here = threading.get_ident() == self._thread and not self._loop.is_closed()
-        self._tenure.send(
-            events,
-            state=state,
-            wake_at_us=wake_at_us,
-            consumed=consumed,
-            loop=self._loop if here else None,
-            told=partial(self._told, len(events)),
-        )
+        told = partial(self._told, len(batch.events))
+        self._tenure.send(batch, loop=self._loop if here else None, told=told)
 
-    def append_next(
-        self,
-        events: Sequence[NewEvent],
-        *,
-        after: int,
-        state: ThreadState,
-        wake_at_us: int | None,
-        consumed: Sequence[int],
-    ) -> bool:
+    def append_next(self, batch: Batch, *, after: int) -> bool:
         """Let the tenure hand a batch to the journal's writer when the one before is durable."""
-        return self._tenure.send_next(
-            events,
-            after=after,
-            state=state,
-            wake_at_us=wake_at_us,
-            consumed=consumed,
-            told=partial(self._told, len(events)),
-        )
+        return self._tenure.send_next(batch, after=after, told=partial(self._told, len(batch.events)))
 
     def perform(self, call: Call, attempt: int) -> None:
         """Begin an effect as a task of the loop; nothing begins when nobody drives the session any more."""

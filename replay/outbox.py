@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from collections.abc import Sequence
+from uuid import UUID
 
 from ..journal.envelope import BATCH_BYTES_MAX, BATCH_EVENTS_MAX, NewEvent
-from ..journal.store import ThreadState
+from ..journal.store import Batch, ThreadState
 from . import events as ev
 from .host import Host
 
 Unrecorded = list[NewEvent]
 """Events that were made and may not be written any more."""
 
+_NOTHING = Batch(())
 
-class _Batch(Struct, frozen=True):
-    """One append: its events, the inbox ids that it takes, and what it makes of the thread."""
-
-    events: list[NewEvent]
-    consumed: tuple[int, ...]
-    state: ThreadState
-    wake_at_us: int | None
-
-
-_NOTHING = _Batch([], (), ThreadState.RUNNING, None)
+_STATES: dict[type, ThreadState] = {
+    ev.RunFinished: ThreadState.FINISHED,
+    ev.RunFailed: ThreadState.FAILED,
+    ev.RunCancelled: ThreadState.CANCELLED,
+    ev.RunParked: ThreadState.PARKED,
+    ev.RunReleased: ThreadState.WAITING,
+}
+"""What a thread is after an event that nothing follows by itself."""
 
 
 class Outbox:
@@ -38,26 +38,27 @@ class Outbox:
         head: Seq of the newest event made.
         durable: Seq of the newest event acknowledged.
         last: Body of the newest event made here.
-        flying: Number of events in the append under way.
     """
 
     def __init__(self, host: Host, *, head: int, last_at: int) -> None:
         self.head = self.durable = head
         self.last_at = last_at
         self.last: ev.EventBody | None = None
-        self.flying = 0
         self._host = host
-        self._waiting: list[tuple[NewEvent, tuple[int, ...]]] = []
-        """Events not yet handed over, each with the inbox ids that it takes in its own transaction."""
+        self._waiting: list[NewEvent] = []
+        """Not yet handed over."""
+        self._takes: dict[UUID, int] = {}
+        """Inbox ids taken by events that wait, in their own transaction; by event id."""
         self._stale: list[int] = []
+        self._flying = _NOTHING
+        """The append under way."""
         self._next = _NOTHING
-        """What goes out as soon as the append under way is durable."""
-        self._sent: list[NewEvent] = []
+        """What goes out as soon as that is durable."""
 
     @property
     def empty(self) -> bool:
         """Whether everything made is durable."""
-        return not self._waiting and not self.flying
+        return not self._waiting and not self._flying.events
 
     def put(self, body: ev.EventBody, data: bytes | None = None, consumed: int | None = None) -> None:
         """Add an event; *data* is its encoded body, *consumed* the inbox message it takes."""
@@ -65,7 +66,9 @@ class Outbox:
         event = NewEvent(
             self._host.new_id(), kind, ev.VERSIONS[kind], ev.encode_body(body) if data is None else data
         )
-        self._waiting.append((event, () if consumed is None else (consumed,)))
+        self._waiting.append(event)
+        if consumed is not None:
+            self._takes[event.id] = consumed
         self.head += 1
         self.last_at = body.at
         self.last = body
@@ -85,17 +88,12 @@ class Outbox:
     def acked(self, count: int) -> None:
         """The append under way is durable; what was to go out next is under way now."""
         self.durable += count
-        self.flying = 0
-        self._sent = []
-        if self._next.events:
-            self._take_off(self._next)
+        self._take_off(self._next)
 
     def abandon(self) -> Unrecorded:
         """Nothing more may be written; the events whose append was not acknowledged, and those that waited."""
-        lost = self._sent + [event for event, _ in self._waiting]
-        self.flying = 0
-        self._sent = []
-        self._next = _NOTHING
+        lost = [*self._flying.events, *self._waiting]
+        self._flying = self._next = _NOTHING
         self._waiting.clear()
         return lost
 
@@ -103,55 +101,38 @@ class Outbox:
         """Hand over what waits: to be sent at once, or when the append under way has landed."""
         if not self._waiting:
             return
-        batch = self._batch(leaving)
-        if not self.flying:
+        batch, flying = self._batch(leaving), len(self._flying.events)
+        if not flying:
             self._take_off(batch)
-            self._host.append(
-                batch.events, state=batch.state, wake_at_us=batch.wake_at_us, consumed=batch.consumed
-            )
-        elif batch != self._next and self._host.append_next(
-            batch.events,
-            after=self.durable + self.flying,
-            state=batch.state,
-            wake_at_us=batch.wake_at_us,
-            consumed=batch.consumed,
-        ):
+            self._host.append(batch)
+        elif batch != self._next and self._host.append_next(batch, after=self.durable + flying):
             self._next = batch
 
-    def _batch(self, leaving: bool) -> _Batch:
+    def _batch(self, leaving: bool) -> Batch:
         """As much of what waits as one append takes."""
-        count = size = 0
-        for event, _ in self._waiting:
-            size += len(event.body)
-            if count and (size > BATCH_BYTES_MAX or count >= BATCH_EVENTS_MAX):
-                break
-            count += 1
-        waiting = self._waiting[:count]
-        state, wake_at_us = (
-            (ThreadState.RUNNING, None) if count < len(self._waiting) else self._state(leaving)
-        )
-        consumed = [taken for _, ids in waiting for taken in ids]
-        return _Batch([event for event, _ in waiting], (*consumed, *self._stale), state, wake_at_us)
+        events = tuple(self._waiting[: _fitting(self._waiting)])
+        taken = [self._takes[each.id] for each in events if each.id in self._takes] if self._takes else ()
+        consumed = (*taken, *self._stale)
+        if len(events) < len(self._waiting):
+            return Batch(events, consumed=consumed)
+        otherwise = ThreadState.WAITING if leaving else ThreadState.RUNNING
+        wake_at_us = self.last.wake_at if isinstance(self.last, ev.RunReleased) else None
+        return Batch(events, _STATES.get(type(self.last), otherwise), wake_at_us, consumed)
 
-    def _take_off(self, batch: _Batch) -> None:
-        count = self.flying = len(batch.events)
-        taken, self._waiting = self._waiting[:count], self._waiting[count:]
-        own = sum([len(ids) for _, ids in taken])
-        self._stale = self._stale[len(batch.consumed) - own :]
-        self._sent = batch.events
-        self._next = _NOTHING
+    def _take_off(self, batch: Batch) -> None:
+        """From now on the append of *batch* is under way, if there is anything in it."""
+        self._flying, self._next = batch, _NOTHING
+        del self._waiting[: len(batch.events)]
+        if batch.consumed:
+            self._takes = {each: taken for each, taken in self._takes.items() if taken not in batch.consumed}
+            self._stale = [each for each in self._stale if each not in batch.consumed]
 
-    def _state(self, leaving: bool) -> tuple[ThreadState, int | None]:
-        match self.last:
-            case ev.RunFinished():
-                return ThreadState.FINISHED, None
-            case ev.RunFailed():
-                return ThreadState.FAILED, None
-            case ev.RunCancelled():
-                return ThreadState.CANCELLED, None
-            case ev.RunParked():
-                return ThreadState.PARKED, None
-            case ev.RunReleased():
-                return ThreadState.WAITING, self.last.wake_at
-            case _:
-                return (ThreadState.WAITING if leaving else ThreadState.RUNNING), None
+
+def _fitting(waiting: Sequence[NewEvent]) -> int:
+    """How many of these events one append takes."""
+    size = 0
+    for count, event in enumerate(waiting):
+        size += len(event.body)
+        if count and (size > BATCH_BYTES_MAX or count >= BATCH_EVENTS_MAX):
+            return count
+    return len(waiting)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
 from ..journal import codec
-from ..journal.envelope import NewEvent
 from ..journal.errors import LeaseLost, RefoldError
 from ..journal.hot_state import fold_history
-from ..journal.store import Append, AppendResult, Busy, Lease, Message, Outcome, Release, ThreadState
+from ..journal.store import Append, AppendResult, Batch, Busy, Lease, Message, Outcome, Release
 from ..journal.tenure import Tenure
 from .commands import Call
 from .opening import Opened, begin_run, first_input, take_up_run
@@ -205,38 +204,15 @@ class Worker(Process):
         """The next id."""
         return self.clocks.new_id()
 
-    def append(
-        self,
-        events: Sequence[NewEvent],
-        *,
-        state: ThreadState,
-        wake_at_us: int | None,
-        consumed: Sequence[int],
-    ) -> None:
+    def append(self, batch: Batch) -> None:
         """Send a batch through the tenure."""
         assert self.tenure is not None
-        told = partial(self._told, len(events))
-        self.tenure.send(events, state=state, wake_at_us=wake_at_us, consumed=consumed, told=told)
+        self.tenure.send(batch, told=partial(self._told, len(batch.events)))
 
-    def append_next(
-        self,
-        events: Sequence[NewEvent],
-        *,
-        after: int,
-        state: ThreadState,
-        wake_at_us: int | None,
-        consumed: Sequence[int],
-    ) -> bool:
+    def append_next(self, batch: Batch, *, after: int) -> bool:
         """Send a batch through the tenure when the one before has landed."""
         assert self.tenure is not None
-        return self.tenure.send_next(
-            events,
-            after=after,
-            state=state,
-            wake_at_us=wake_at_us,
-            consumed=consumed,
-            told=partial(self._told, len(events)),
-        )
+        return self.tenure.send_next(batch, after=after, told=partial(self._told, len(batch.events)))
 
     def _told(self, count: int, outcome: AppendResult | BaseException) -> None:
         session = self._session

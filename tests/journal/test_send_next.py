@@ -15,10 +15,9 @@ from refold.journal.journal import Journal
 from refold.journal.limits import EVENT_BYTES_MAX
 from refold.journal.memory import MemoryStore
 from refold.journal.sources import SYSTEM
-from refold.journal.store import Append, AppendResult, Outcome, ThreadState
+from refold.journal.store import Append, AppendResult, Batch, Outcome, ThreadState
 from refold.journal.tenure import Tenure
 
-RUNNING = ThreadState.RUNNING
 SOON_S = 20.0
 
 Outcomes = SimpleQueue[tuple[str, AppendResult | BaseException]]
@@ -62,7 +61,7 @@ def tell(told: Outcomes, name: str) -> Callable[[AppendResult | BaseException], 
 
 def begin(tenure: Tenure, told: Outcomes, store: HeldStore) -> None:
     """The append of seq 1 is under way."""
-    tenure.send([event(b"1")], state=RUNNING, told=tell(told, "first"))
+    tenure.send(Batch((event(b"1"),)), told=tell(told, "first"))
     assert store.arrived.get(timeout=SOON_S) == ["1"]
 
 
@@ -71,8 +70,8 @@ def test_what_is_next_follows_the_append_before_it_and_both_are_told_in_order(
 ) -> None:
     begin(tenure, told, store)
     second, third = event(b"2"), event(b"3")
-    assert tenure.send_next([second], after=1, state=RUNNING, told=tell(told, "replaced"))
-    assert tenure.send_next([second, third], after=1, state=ThreadState.WAITING, told=tell(told, "second"))
+    assert tenure.send_next(Batch((second,)), after=1, told=tell(told, "replaced"))
+    assert tenure.send_next(Batch((second, third), ThreadState.WAITING), after=1, told=tell(told, "second"))
     store.let.release(2)
 
     assert store.arrived.get(timeout=SOON_S) == ["2", "3"]
@@ -85,12 +84,12 @@ def test_what_is_next_follows_the_append_before_it_and_both_are_told_in_order(
 def test_nothing_is_next_after_an_append_that_is_not_under_way(
     store: HeldStore, tenure: Tenure, told: Outcomes
 ) -> None:
-    assert not tenure.send_next([event()], after=0, state=RUNNING, told=tell(told, "none flies"))
+    assert not tenure.send_next(Batch((event(),)), after=0, told=tell(told, "none flies"))
     begin(tenure, told, store)
-    assert not tenure.send_next([event()], after=2, state=RUNNING, told=tell(told, "another flies"))
+    assert not tenure.send_next(Batch((event(),)), after=2, told=tell(told, "another flies"))
     store.let.release()
     assert told.get(timeout=SOON_S)[0] == "first"
-    assert not tenure.send_next([event()], after=1, state=RUNNING, told=tell(told, "landed"))
+    assert not tenure.send_next(Batch((event(),)), after=1, told=tell(told, "landed"))
 
     assert told.empty()
     assert store.info("a").head == 1
@@ -101,7 +100,7 @@ def test_when_the_append_before_it_fails_what_was_next_is_never_sent(
 ) -> None:
     begin(tenure, told, store)
     store.before = lambda: store.acquire("a", holder=SYSTEM.new_id(), ttl_s=30.0, steal=tenure.fence)
-    assert tenure.send_next([event(b"2")], after=1, state=RUNNING, told=tell(told, "second"))
+    assert tenure.send_next(Batch((event(b"2"),)), after=1, told=tell(told, "second"))
     store.let.release(2)
 
     name, outcome = told.get(timeout=SOON_S)
@@ -116,7 +115,7 @@ def test_a_tenure_that_has_ended_meanwhile_says_so_instead_of_sending_what_was_n
     store: HeldStore, tenure: Tenure, told: Outcomes, end: Callable[[Tenure], None]
 ) -> None:
     begin(tenure, told, store)
-    assert tenure.send_next([event(b"2")], after=1, state=RUNNING, told=tell(told, "second"))
+    assert tenure.send_next(Batch((event(b"2"),)), after=1, told=tell(told, "second"))
     end(tenure)
     store.let.release(2)
 
@@ -128,7 +127,7 @@ def test_a_tenure_that_has_ended_meanwhile_says_so_instead_of_sending_what_was_n
 
 def test_a_release_waits_for_what_is_next_too(store: HeldStore, tenure: Tenure, told: Outcomes) -> None:
     begin(tenure, told, store)
-    assert tenure.send_next([event(b"2")], after=1, state=RUNNING, told=tell(told, "second"))
+    assert tenure.send_next(Batch((event(b"2"),)), after=1, told=tell(told, "second"))
     released = threading.Thread(target=tenure.release)
     released.start()
     store.let.release(2)
@@ -141,7 +140,7 @@ def test_what_no_append_takes_is_refused_at_once(store: HeldStore, tenure: Tenur
     begin(tenure, told, store)
     large = event(bytes(EVENT_BYTES_MAX + 1))
     with pytest.raises(LimitExceeded, match="seq 2"):
-        tenure.send_next([large], after=1, state=RUNNING, told=tell(told, "large"))
+        tenure.send_next(Batch((large,)), after=1, told=tell(told, "large"))
     store.let.release()
 
     assert told.get(timeout=SOON_S)[0] == "first"
@@ -153,7 +152,7 @@ def test_a_closed_journal_says_of_what_was_next_that_it_was_not_appended(
     journal = Journal(store)
     tenure = journal.acquire("a")
     begin(tenure, told, store)
-    assert tenure.send_next([event(b"2")], after=1, state=RUNNING, told=tell(told, "second"))
+    assert tenure.send_next(Batch((event(b"2"),)), after=1, told=tell(told, "second"))
     closing = threading.Thread(target=journal._writer.close)
     closing.start()
     while not journal._writer._closing:
@@ -186,9 +185,9 @@ def test_on_an_event_loop_the_next_append_is_sent_before_anybody_is_told_of_the_
                     done.set()
 
             # The first append finds no connection free for the loop.
-            await asyncio.wrap_future(tenure.append([event(b"0")], state=RUNNING, loop=loop))
-            tenure.send([event(b"1")], state=RUNNING, told=count, loop=loop)
-            assert tenure.send_next([event(b"2")], after=2, state=RUNNING, told=count)
+            await asyncio.wrap_future(tenure.append([event(b"0")], state=ThreadState.RUNNING, loop=loop))
+            tenure.send(Batch((event(b"1"),)), told=count, loop=loop)
+            assert tenure.send_next(Batch((event(b"2"),)), after=2, told=count)
             await asyncio.wait_for(done.wait(), SOON_S)
             return calls
 

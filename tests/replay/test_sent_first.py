@@ -9,6 +9,7 @@ from typing import Any
 from refold import Run, ToolError, program, tool
 from refold.journal.envelope import NewEvent
 from refold.journal.sources import SYSTEM
+from refold.journal.store import Batch
 from refold.replay.commands import Call
 from refold.replay.ending import End
 from refold.replay.opening import begin_run
@@ -53,15 +54,15 @@ class Desk:
     def new_id(self) -> uuid.UUID:
         return SYSTEM.new_id()
 
-    def append(self, events: Sequence[NewEvent], **standing: Any) -> None:
+    def append(self, batch: Batch) -> None:
         assert not self.flying
-        self.order.append(names(events))
-        self.flying = len(events)
+        self.order.append(names(batch.events))
+        self.flying = len(batch.events)
 
-    def append_next(self, events: Sequence[NewEvent], *, after: int, **standing: Any) -> bool:
+    def append_next(self, batch: Batch, *, after: int) -> bool:
         assert after == self.sent + self.flying
         if self.takes_next:
-            self.next = names(events), len(events)
+            self.next = names(batch.events), len(batch.events)
         return self.takes_next
 
     def perform(self, call: Call, attempt: int) -> None:
