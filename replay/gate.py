@@ -32,16 +32,23 @@ class Gate:
         """Whether nothing waits and nothing is under way."""
         return not self._attempts
 
+    @property
+    def waits(self) -> bool:
+        """Whether something waits to begin."""
+        return bool(self._waiting)
+
     def holds(self, call: Call) -> bool:
         """Whether an attempt of *call* waits or is under way."""
         return call.path in self._attempts
 
     def hold(self, seq: int, call: Call) -> None:
         """Begin the next attempt of *call* when seq *seq* is durable."""
-        self._attempts[call.path] = call.attempt + 1
-        self._waiting.append((seq, call))
-        # Nothing that must be alone: more may be about to be written in this very step.
-        self._open(alone=False)
+        attempt = self._attempts[call.path] = call.attempt + 1
+        # Not what must be alone: more may be about to be written in this very step.
+        if seq <= self._outbox.durable and self.alone is None and not _must_be_alone(call):
+            self._host.perform(call, attempt)
+        else:
+            self._waiting.append((seq, call))
 
     def reconcile(self, call: Call) -> None:
         """Ask the outside world about the attempt of *call* that is in doubt."""
@@ -50,17 +57,14 @@ class Gate:
 
     def open(self) -> None:
         """Begin what waited long enough; a transactional tool waits until everything is durable."""
-        self._open(alone=True)
-
-    def _open(self, *, alone: bool) -> None:
         if not self._waiting or self.alone is not None:
             return
         waiting, self._waiting = self._waiting, []
         for position, (seq, call) in enumerate(waiting):
-            transactional = isinstance(call.command, ToolCall) and call.command.tool.transactional
-            if seq > self._outbox.durable or (transactional and not (alone and self._outbox.empty)):
+            alone = _must_be_alone(call)
+            if seq > self._outbox.durable or (alone and not self._outbox.empty):
                 self._waiting.append((seq, call))
-            elif transactional:
+            elif alone:
                 self.alone = call.path
                 self._waiting += waiting[position + 1 :]
                 self._host.transact(call, self._attempts[call.path])
@@ -94,3 +98,7 @@ class Gate:
         """Wait no longer for *call*: it has been answered while its reconciler was still being asked."""
         if call is not None and self.holds(call):
             self.abandon(call)
+
+
+def _must_be_alone(call: Call) -> bool:
+    return isinstance(call.command, ToolCall) and call.command.tool.transactional

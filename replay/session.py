@@ -160,7 +160,6 @@ class Session:
     def acked(self, count: int) -> None:
         """The append under way is durable: *count* events."""
         self._outbox.acked(count)
-        self._open_gate()
         self._go_on()
 
     def failed(self, error: BaseException) -> Unrecorded:
@@ -298,10 +297,6 @@ class Session:
         self._gate.hold(self._outbox.head + 1, call)
         self._emit(start(call, at=self._outbox.last_at, uid=self.interpreter.uid))
 
-    def _open_gate(self) -> None:
-        if not self.leaving():
-            self._gate.open()
-
     def _drop_gated(self) -> None:
         """What was only about to begin will not; a call whose start is on its way did not happen."""
         for call in self._gate.drop():
@@ -427,7 +422,8 @@ class Session:
                 self._unmatched = False
                 self._match_messages()
         self._flush()
-        self._open_gate()
+        if self._gate.waits and not self.leaving():
+            self._gate.open()
         if not self._gate.idle or not self._outbox.empty:
             return
         if self._stepper.halted is not None:
