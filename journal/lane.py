@@ -119,14 +119,11 @@ class Lane:
         self.calls += 1
         try:
             self._wire.send([each.append for each in self._flight])
-            self._watch_room(self._wire)
+            if self._wire.unsent:
+                self._loop.add_writer(self._wire.fileno, self._writable)
         except Exception:  # noqa: BLE001  whatever it was, sending it again will tell
             return self._drop()
         return []
-
-    def _watch_room(self, wire: Wire) -> None:
-        if wire.unsent:
-            self._loop.add_writer(wire.fileno, self._writable)
 
     def _writable(self) -> None:
         with self._lock:
@@ -150,7 +147,8 @@ class Lane:
                 return
             try:
                 results = self._wire.receive()
-                self._watch_room(self._wire)
+                if self._wire.unsent:
+                    self._loop.add_writer(self._wire.fileno, self._writable)
             except Exception:  # noqa: BLE001  as above
                 failed = self._drop()
             else:

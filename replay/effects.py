@@ -395,7 +395,7 @@ class Effects:
             self._deadlines.pop(path, None)
         else:
             self._deadlines[path] = deadline_s + self._world.limits.grace_s
-        self._tenure.overdue_after(min(self._deadlines.values(), default=None))
+        self._tenure.overdue_after(min(self._deadlines.values()) if self._deadlines else None)
 
 
 def _nothing() -> None:

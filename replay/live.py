@@ -112,7 +112,7 @@ class LiveHost:
             if event is not None:
                 body = decode_bytes(event.body)
                 self._alone_no_more()
-                self._enter(lambda: self._live().committed(call.path, attempt, body))
+                self._enter(self._live().committed, call.path, attempt, body)
 
         self._alone = call.path
         self._spawn(call, run())
@@ -123,7 +123,7 @@ class LiveHost:
         async def ask() -> None:
             assert isinstance(call.command, ToolCall)
             verdict = await self._effects.reconcile(call, call.command.tool.timeout_s)
-            self._enter(lambda: self._live().reconciled(call.path, attempt, verdict))
+            self._enter(self._live().reconciled, call.path, attempt, verdict)
 
         self._spawn(call, ask())
 
@@ -141,7 +141,7 @@ class LiveHost:
         if self._alarm is not None:
             # A session that has been woken asks again for whatever is due later.
             self._alarm.cancel()
-        self._alarm = self._loop.call_later(delay_s, self._enter, lambda: self._live().alarm())
+        self._alarm = self._loop.call_later(delay_s, self._enter, self._live().alarm)
 
     # Running
 
@@ -186,7 +186,7 @@ class LiveHost:
 
     def stop(self, reason: str, grace_s: float) -> None:
         """Leave in good order, as on SIGTERM."""
-        self._enter(lambda: self._live().stop(reason, grace_s=grace_s))
+        self._enter(partial(self._live().stop, reason, grace_s=grace_s))
 
     def _live(self) -> Session:
         assert self._session is not None
@@ -209,15 +209,15 @@ class LiveHost:
         if self._running.get(path) is running:
             del self._running[path]
         if error is not None:
-            self._enter(lambda: self._live().failed(error))
+            self._enter(self._live().failed, error)
 
-    def _enter(self, step: Callable[[], Any]) -> Any:
+    def _enter(self, step: Callable[..., Any], *args: Any) -> Any:
         with self._lock:
             session = self._live()
             result: Any = None
             outer, self._inside = self._inside, True
             try:
-                result = step()
+                result = step(*args)
             except BaseException as error:
                 # A broken step leaves the session as a crash would: the log is the truth.
                 session.failed(error)
@@ -231,20 +231,20 @@ class LiveHost:
                 self._finished.set()
             return result
 
-    def _post(self, step: Callable[[], Any]) -> None:
+    def _post(self, step: Callable[..., Any], *args: Any) -> None:
         if threading.get_ident() == self._thread and not self._inside:
-            self._enter(step)
+            self._enter(step, *args)
             return
         with self._lock:
             if not self._detached:
                 with contextlib.suppress(RuntimeError):
-                    self._loop.call_soon_threadsafe(self._enter, step)
+                    self._loop.call_soon_threadsafe(self._enter, step, *args)
                     return
                 # The loop was closed under the run: what was made is recorded, the lease runs out by itself.
                 self._detached = True
                 self._tenure.overdue_after(0.0)
-                self._enter(lambda: self._live().stop("its event loop was closed"))
-        self._enter(step)
+                self._enter(self._live().stop, "its event loop was closed")
+        self._enter(step, *args)
 
     def _completed(self, call: Call, attempt: int, completion: Completion) -> bool:
         if call.path == self._alone:
@@ -252,7 +252,7 @@ class LiveHost:
         elif self._alone and self._detached:
             return False
         waits = bool(self._alone)
-        taken = bool(self._enter(lambda: self._live().completed(call.path, attempt, completion)))
+        taken = bool(self._enter(self._live().completed, call.path, attempt, completion))
         if taken and waits:
             self._beside.append((call, attempt, completion))
         return taken
@@ -262,7 +262,7 @@ class LiveHost:
         self._beside.clear()
 
     def _told(self, count: int, outcome: AppendResult | BaseException) -> None:
-        self._post(partial(self._appended, count, outcome))
+        self._post(self._appended, count, outcome)
 
     def _appended(self, count: int, outcome: AppendResult | BaseException) -> None:
         if isinstance(outcome, BaseException):
@@ -291,4 +291,4 @@ class LiveHost:
                     # The append will say what is wrong with the store; messages can wait.
                     continue
                 if messages:
-                    self._enter(partial(self._live().deliver, messages))
+                    self._enter(self._live().deliver, messages)

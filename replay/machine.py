@@ -137,8 +137,7 @@ class Machine:
         interrupt: KeyboardInterrupt | None = None
         for coroutine in reversed(self.coroutines):
             try:
-                with _NoEventLoop():
-                    coroutine.close()
+                _unseen(coroutine.close)
             except KeyboardInterrupt as pressed:
                 interrupt = pressed
             except BaseException as error:  # noqa: BLE001 - an await in a finally block comes as RuntimeError
@@ -155,8 +154,7 @@ class Machine:
         if asyncio._get_running_loop() is None:
             self._step_all(branch, value, error)
         else:
-            with _NoEventLoop():
-                self._step_all(branch, value, error)
+            _unseen(self._step_all, branch, value, error)
         if self._broken is not None:
             raise self._broken
         return self._asked
@@ -280,20 +278,16 @@ def _misses_loop(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and str(error) == "no running event loop"
 
 
-class _NoEventLoop:
-    """Hides the running loop: what works live only because of it would fail on replay."""
-
-    # Not a generator's context: each reply passes here.
-    __slots__ = ("_hooks", "_loop")
-
-    def __enter__(self) -> None:
-        self._loop = asyncio._get_running_loop()
-        if self._loop is not None:
-            self._hooks = sys.get_asyncgen_hooks()
-            asyncio._set_running_loop(None)
-            sys.set_asyncgen_hooks(None, None)
-
-    def __exit__(self, *raised: object) -> None:
-        if self._loop is not None:
-            asyncio._set_running_loop(self._loop)
-            sys.set_asyncgen_hooks(*self._hooks)
+def _unseen(step: Callable[..., Any], *args: Any) -> Any:
+    """Hide the running loop from *step*: what works live only because of it would fail on replay."""
+    loop = asyncio._get_running_loop()
+    if loop is None:
+        return step(*args)
+    hooks = sys.get_asyncgen_hooks()
+    asyncio._set_running_loop(None)
+    sys.set_asyncgen_hooks(None, None)
+    try:
+        return step(*args)
+    finally:
+        asyncio._set_running_loop(loop)
+        sys.set_asyncgen_hooks(*hooks)

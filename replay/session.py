@@ -397,7 +397,7 @@ class Session:
             if isinstance(self._stepper.halted, KeyboardInterrupt):
                 self._set_grace(self._policy.cancel_grace_s)
             return
-        while isinstance(patch := self._stepper.implied(), ev.Patched):
+        while self.interpreter.new_patches and (patch := self._stepper.implied()) is not None:
             self._stepper.emit(patch)
         for call in calls:
             self._begin(call)
