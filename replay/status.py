@@ -127,7 +127,10 @@ class ThreadStatus:
 
     def run(self, run_id: str) -> RunState | None:
         """The run of that id."""
-        return next((run for run in reversed(self.runs) if run.run == run_id), None)
+        for run in reversed(self.runs):
+            if run.run == run_id:
+                return run
+        return None
 
     def open_call(self, call_id: str) -> OpenCall | None:
         """The open call of that id, in whichever run."""
@@ -229,10 +232,19 @@ def _tool_returned(run: RunState, seq: int, body: ev.ToolReturned) -> None:
     run.open.pop(body.call, None)
 
 
+def _ended(run: RunState, seq: int, body: Any) -> None:
+    run.progressed = True
+    run.open.pop(body.call, None)
+
+
 _COMMON: dict[type, Callable[[RunState, int, Any], None]] = {
     ev.ModelResponded: _model_responded,
     ev.ToolStarted: _tool_started,
     ev.ToolReturned: _tool_returned,
+    ev.StepRecorded: _ended,
+    ev.StepFailed: _ended,
+    ev.TimerFired: _ended,
+    ev.SignalReceived: _ended,
 }
 """The commonest events of all, which need not be held against every other kind first."""
 
