@@ -17,9 +17,9 @@ from refold.replay.collecting import seldom_collected
 from refold.replay.odometer import Chooser, Odometer, Placed, Placement
 from refold.replay.simulated_thread import Lane
 from refold.replay.simulation import CACHE_FAULTS, Scenario, Simulation
-from sim import export_oracle, replay_oracles
+from sim import export_oracle, replay_oracles, told
 from sim.history import History
-from sim.oracles import log_is_that_without_redis, meaning_of_runs, violations
+from sim.oracles import log_is_that_without_redis, violations
 from sim.scenarios import ENDINGS, STEADY_NAMES
 
 MARKS = frozenset(
@@ -54,12 +54,6 @@ MARKS = frozenset(
     }
 )
 """Rare paths; each must be taken, else less was tested than is said."""
-
-_TOLD = {
-    "people": "doubt told by people",
-    "reconciler": "doubt told by a reconciler",
-    "worker": "never begun, said so",
-}
 
 
 class Found(Struct):
@@ -119,12 +113,12 @@ def quiet_run(scenario: Scenario, thread: str = "t1") -> dict[str, Any]:
         world = Simulation(Placed())
         lane = Lane(world, scenario, thread)
         world.run()
-        told = meaning_of_runs(History(world, lane, []).bodies)
+        meaning = History(world, lane, []).told.meaning
         # A scenario that does not get to its end would keep every promise.
         assert lane.done, key
         last = f"r{1 + len(scenario.inputs)}"
-        assert f"{last} {ENDINGS.get(scenario.name, 'output')}" in told, (key, told)
-        _quiet[key] = told
+        assert f"{last} {ENDINGS.get(scenario.name, 'output')}" in meaning, (key, meaning)
+        _quiet[key] = meaning
     return _quiet[key]
 
 
@@ -163,6 +157,7 @@ def logs_without_cache(
 def forget() -> None:
     """Judge anew what has been judged: the engine is another one."""
     _plain.clear()
+    told.forget()
     replay_oracles.forget()
     export_oracle.forget()
 
@@ -205,19 +200,7 @@ def play(
 
 
 def _mark(world: Simulation, history: History) -> None:
-    for body in history.bodies:
-        if body["kind"] == "tool_resolved":
-            told = _TOLD[body["by"]]
-            late = body["by"] == "worker" and body["outcome"] != "did_not_happen"
-            world.marks["doubt told by a late worker" if late else told] += 1
-            if body["call"] in history.asked:
-                world.marks["doubt about a model"] += 1
-        elif body["kind"] == "cancel_requested" and body.get("by") == "deadline":
-            world.marks["deadline passed"] += 1
-        elif body["kind"] == "run_started" and body["run"] != "r1":
-            world.marks["run after run"] += 1
-        elif body["kind"] == "tool_started" and body.get("attempt", 1) > 1:
-            world.marks["doubt run again"] += 1
+    world.marks.update(history.told.marks)
     if any(
         fault in ("crash", "ghost") and not place.startswith("w1.") for place, fault in world.chooser.taken
     ):

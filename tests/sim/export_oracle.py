@@ -13,7 +13,8 @@ from refold.journal.journal import Journal
 from refold.replay import rebuild
 from refold.replay.pairing import Pairing
 from refold.replay.verification import verify, verify_export
-from sim.history import MEMORY, History
+from sim.history import History
+from sim.told import MEMORY
 
 SHARE = 32
 """Of so many logs one is exported; which ones its hash says."""

@@ -1,17 +1,18 @@
-"""One history of one thread, read for the checks: with `json`, sharing no code with the engine."""
+"""One history of one thread, read for the checks, sharing no code with the engine."""
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any, TypeVar
 
-from refold.journal.envelope import Event
 from refold.journal.store import AppendResult, Outcome
 from refold.replay.simulated_thread import Lane
 from refold.replay.simulation import Deed, Simulation
+from sim.told import told_by
 
-MEMORY = 60_000
-"""How many logs and prefixes of logs a check remembers, so as not to look at one twice."""
+T = TypeVar("T")
+
 ALTERING = frozenset({"refuses", "fails", "raises", "cancel", "input", "supersede"})
 """Faults after which a run rightly comes to another outcome."""
 
@@ -20,15 +21,6 @@ ROBBERY = frozenset({"rival", "jump", "supersede"})
 
 HELD = frozenset({"burn"})
 """Tools whose calls a person must allow."""
-
-TRANSACTIONAL = frozenset({"enter"})
-"""Tools that act in the database of the log."""
-
-STARTS = frozenset({"tool_started", "model_started"})
-
-ENDS = frozenset({"run_finished", "run_failed", "run_cancelled"})
-
-_parsed: dict[bytes, dict[str, Any]] = {}
 
 
 class History:
@@ -46,7 +38,8 @@ class History:
         self.lane = lane
         self.kinds = {fault for _, fault in faults}
         self.events = lane.events
-        self.bodies = [_parse(event) for event in self.events]
+        self.told = told_by(self.events)
+        self.bodies = self.told.bodies
         self.ledger = [deed for deed in world.ledger if deed.thread == lane.name]
         self.sent = [sent for sent in world.sent if sent.append.thread == lane.name]
         self.acknowledged = [sent for sent in self.sent if sent.answered is not None and taken(sent.answered)]
@@ -55,46 +48,20 @@ class History:
         # When the clock that decides on leases leaps, a live worker is robbed and no hold tells how long it acts.
         deposed = any(deed.kind == "tool" and not deed.current for deed in self.ledger)
         self.unpromised = "twin" in self.kinds or ("jump" in self.kinds and deposed)
-        self.ends = {body["run"]: body["kind"] for body in self.bodies if body["kind"] in ENDS}
-        """How each run that has ended did."""
-        self.starts: dict[tuple[str, int], int] = {}
-        self.asked: set[str] = set()
-        """Calls of models that may act."""
-        self.outcomes: dict[str, list[tuple[int, dict[str, Any]]]] = {}
-        for seq, body in enumerate(self.bodies, 1):
-            kind = body["kind"]
-            if kind == "model_started":
-                self.asked.add(body["call"])
-            if kind in STARTS:
-                self.starts.setdefault((body["call"], body.get("attempt", 1)), seq)
-            elif is_outcome(body):
-                self.outcomes.setdefault(body["call"], []).append((seq, body))
 
 
-def _parse(event: Event) -> dict[str, Any]:
-    parsed = _parsed.get(event.hash)
-    if parsed is None:
-        if len(_parsed) > MEMORY:
-            _parsed.clear()
-        parsed = _parsed[event.hash] = json.loads(event.body)
-    return parsed
+def of_the_log(check: Callable[[History], Iterable[T]]) -> Callable[[History], Iterable[T]]:
+    """A check that looks at nothing but what a log says: it judges each log once."""
+    name = check.__name__
 
+    @wraps(check)
+    def judge(history: History) -> Iterable[T]:
+        found = history.told.found.get(name)
+        if found is None:
+            found = history.told.found[name] = list(check(history))
+        return found
 
-def is_outcome(body: dict[str, Any]) -> bool:
-    """Whether an event answers its call for good."""
-    match body["kind"]:
-        case "model_responded" | "tool_returned" | "step_recorded" | "step_failed":
-            return True
-        case "timer_fired" | "signal_received":
-            return True
-        case "tool_failed" | "model_failed":
-            return bool(body.get("final", True))
-        case "tool_resolved":
-            return body["outcome"] != "did_not_happen"
-        case "approval_given":
-            return not body["approved"]
-        case _:
-            return False
+    return judge
 
 
 def taken(result: AppendResult) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from refold.replay.simulation import LATENCY_US
-from sim.history import ENDS, STARTS, History, is_outcome
+from sim.history import History, of_the_log
+from sim.told import ENDS, STARTS, is_outcome
 
 DISTURBING = frozenset({"pause", "freeze", "late", "rival", "twin", "jump", "ahead", "behind", "interrupt"})
 """Faults after which the times in a log are not those of the database's clock, or of nobody's."""
@@ -16,6 +17,16 @@ ASKS = STARTS | {"timer_set", "wait_started", "approval_requested"}
 
 def calls_are_paired(history: History) -> Iterator[str]:
     """11. By the log alone: attempts count up, one final outcome for each call, nothing after the end."""
+    for found in _out_of_turn(history):
+        if isinstance(found, str):
+            yield found
+        elif not _may_repeat(history, found[1]):
+            yield f"seq {found[0]} starts {found[1]} again while it is in doubt"
+
+
+@of_the_log
+def _out_of_turn(history: History) -> Iterator[str | tuple[int, str]]:
+    """What is wrong in any case, and what starts again while it is in doubt, which only some calls may."""
     attempts: dict[str, int] = {}
     running: set[str] = set()
     doubted: set[str] = set()
@@ -33,8 +44,8 @@ def calls_are_paired(history: History) -> Iterator[str]:
         elif kind in STARTS:
             if body.get("attempt", 1) != attempts.get(call, 0) + 1 or call in running or call in answered:
                 yield f"seq {seq} starts {call} out of turn"
-            if call in doubted and not _may_repeat(history, call):
-                yield f"seq {seq} starts {call} again while it is in doubt"
+            if call in doubted:
+                yield seq, call
             attempts[call] = body.get("attempt", 1)
             running.add(call)
         elif kind == "tool_in_doubt" or (
@@ -67,8 +78,13 @@ def _may_repeat(history: History, call: str) -> bool:
     )
 
 
-def rests_only_when_all_waits(history: History) -> Iterator[str]:
+def rests_only_when_all_waits(history: History) -> Iterable[str]:
     """A run parks or waits only when nothing of it is under way: what one call is in doubt about stops no other."""
+    return () if history.unpromised else _rests_too_early(history)
+
+
+@of_the_log
+def _rests_too_early(history: History) -> Iterator[str]:
     running: set[str] = set()
     for seq, body in enumerate(history.bodies, 1):
         kind = body["kind"]
@@ -77,12 +93,13 @@ def rests_only_when_all_waits(history: History) -> Iterator[str]:
         elif kind in ("run_started", "run_resumed"):
             running.clear()
         elif kind == "run_parked" or (kind == "run_released" and body["reason"] == "waiting"):
-            if running and not history.unpromised:
+            if running:
                 yield f"seq {seq} ({kind}) while {sorted(running)} were under way"
         elif "call" in body:
             running.discard(body["call"])
 
 
+@of_the_log
 def resuming_without_news_writes_nothing(history: History) -> Iterator[str]:
     """A run that rests is not written to by those who only look at it."""
     kinds = [b["kind"] for b in history.bodies]
@@ -103,7 +120,7 @@ def resuming_without_news_writes_nothing(history: History) -> Iterator[str]:
 
 def time_is_kept(history: History) -> Iterator[str]:
     """A timer strikes when it is due as long as a worker is there, whatever else the run does meanwhile."""
-    if history.kinds & (DISTURBING | {"cancel"}):
+    if history.kinds & (DISTURBING | {"cancel"}) or "timer_fired" not in history.told.kinds:
         return
     due: dict[str, tuple[int, int]] = {}
     for event, body in zip(history.events, history.bodies, strict=True):

@@ -16,18 +16,14 @@ from typing import Any
 
 from refold.journal.envelope import Event
 from refold.journal.store import Outcome
-from refold.replay.fuzz_checks import meaning
 from sim.export_oracle import export_round_trips, log_verifies
 from sim.history import (
     ALTERING,
-    ENDS,
     HELD,
-    MEMORY,
     ROBBERY,
-    TRANSACTIONAL,
     History,
     acts,
-    is_outcome,
+    of_the_log,
     taken,
     tell,
 )
@@ -39,6 +35,7 @@ from sim.log_oracles import (
     time_is_kept,
 )
 from sim.replay_oracles import conversation_is_valid, log_replays
+from sim.told import ENDS, MEMORY, is_outcome
 
 _verified: set[bytes] = set()
 
@@ -64,6 +61,7 @@ def log_only_grows(history: History) -> Iterator[str]:
             yield f"the append after {sent.append.expected} was acknowledged, its hash is no longer at {last}"
 
 
+@of_the_log
 def chain_verifies(history: History) -> Iterator[str]:
     """3. Each hash follows from the one before."""
     previous = hashlib.sha256(b"refold log 1").digest()
@@ -98,14 +96,14 @@ def acknowledged_is_there(history: History) -> Iterator[str]:
 
 def appends_are_atomic(history: History) -> Iterator[str]:
     """6. Of an append all events are there or none; none if every copy of it was refused."""
-    ids = {event.id: event.seq for event in history.events}
+    ids = history.told.ids
     if len(ids) != len(history.events):
         yield "an event is in the log twice"
     for sent in history.sent:
-        there = [new.id in ids for new in sent.append.events]
-        if not any(there):
+        there = [new.id.int in ids for new in sent.append.events]
+        if True not in there:
             continue
-        if not all(there):
+        if False in there:
             yield f"a part of the append after {sent.append.expected} is in the log"
         if not any(map(taken, sent.results)):
             refused = {result.outcome.value for result in sent.results}
@@ -122,14 +120,12 @@ def no_stale_writer(history: History) -> Iterator[str]:
 
 def only_holder_never_conflicts(history: History) -> Iterator[str]:
     """8. The only holder of a fence is never told that the head is another."""
-    holders: dict[int, set[str]] = {}
-    for grant in history.granted:
-        holders.setdefault(grant.fence, set()).add(grant.worker)
     for sent in history.sent:
-        if len(holders.get(sent.append.fence, ())) < 2 and any(
-            result.outcome is Outcome.CONFLICT or result.outcome is Outcome.MISSING for result in sent.results
-        ):
-            yield f"{sent.worker}, alone with fence {sent.append.fence}, met a conflict after {sent.append.expected}"
+        for result in sent.results:
+            if result.outcome is Outcome.CONFLICT or result.outcome is Outcome.MISSING:
+                fence = sent.append.fence
+                if len({grant.worker for grant in history.granted if grant.fence == fence}) < 2:
+                    yield f"{sent.worker}, alone with fence {fence}, met a conflict after {sent.append.expected}"
 
 
 def log_is_that_without_redis(
@@ -152,7 +148,7 @@ def no_effect_before_its_start(history: History) -> Iterator[str]:
     """9. A tool, or a model that may act, acts only when its start is durable, and only for the thread's holder."""
     for deed in history.ledger:
         if acts(deed):
-            start = history.starts.get((deed.call, deed.attempt))
+            start = history.told.starts.get((deed.call, deed.attempt))
             if start is None or start > deed.head:
                 yield f"{tell(deed)} acted before its start was durable"
             if not deed.current and not history.unpromised and not history.kinds & ROBBERY:
@@ -163,24 +159,14 @@ def no_effect_before_its_start(history: History) -> Iterator[str]:
 
 def no_effect_without_its_cause(history: History) -> Iterator[str]:
     """9. What led to an effect is in the log: a finished run holds each call that acted, with its arguments."""
-    recorded = {
-        _asked(event.body)
-        for event in history.events
-        if event.kind in ("tool_started", "step_recorded", "step_failed")
-    }
+    ends, performed = history.told.ends, history.told.performed
     for deed in history.ledger:
         if (
             deed.kind != "model"
-            and history.ends.get(deed.call.partition("/")[0]) == "run_finished"
-            and (deed.call, _sorted(deed.args)) not in recorded
+            and ends.get(deed.call.partition("/")[0]) == "run_finished"
+            and (deed.call, _sorted(deed.args)) not in performed
         ):
             yield f"{tell(deed)} with {deed.args.decode()} acted, and the log knows no such call"
-
-
-@lru_cache(MEMORY)
-def _asked(body: bytes) -> tuple[str, str]:
-    asked = json.loads(body)
-    return asked["call"], json.dumps(asked["args"], sort_keys=True)
 
 
 @cache
@@ -204,18 +190,8 @@ def unsafe_tools_act_once(history: History) -> Iterator[str]:
 def transactions_act_exactly_once(history: History) -> Iterator[str]:
     """10. What transactional tools wrote is what the log says that they did: each once, in that order."""
     rows = [row for thread, row in history.world.rows if thread == history.lane.name]
-    started = {
-        body["call"]: body["args"]
-        for body in history.bodies
-        if body["kind"] == "tool_started" and body["tool"] in TRANSACTIONAL
-    }
-    recorded = [
-        started[body["call"]]
-        for body in history.bodies
-        if body["kind"] == "tool_returned" and body["call"] in started
-    ]
-    if rows != recorded:
-        yield f"committed were {rows}, recorded {recorded}"
+    if rows != history.told.entered:
+        yield f"committed were {rows}, recorded {history.told.entered}"
 
 
 def repeats_carry_one_key(history: History) -> Iterator[str]:
@@ -261,7 +237,7 @@ def recorded_is_never_asked_again(history: History) -> Iterator[str]:
     for deed in history.ledger:
         if history.unpromised or (not deed.current and history.kinds & ROBBERY):
             continue
-        for seq, body in history.outcomes.get(deed.call, ()):
+        for seq, body in history.told.outcomes.get(deed.call, ()):
             if seq <= deed.head:
                 yield f"{tell(deed)} acted though seq {seq} ({body['kind']}) had recorded its outcome"
 
@@ -292,7 +268,7 @@ def engine_raises_nothing(history: History) -> Iterator[str]:
 def nothing_is_left_behind(history: History) -> Iterator[str]:
     """Who leaves a run that waits leaves no message that it waits for."""
     for idle in history.world.idle:
-        if idle.thread != history.lane.name:
+        if idle.thread != history.lane.name or not idle.messages:
             continue
         bodies = history.bodies[: idle.head]
         waits = {b["call"]: b["name"] for b in bodies if b["kind"] == "wait_started"}
@@ -325,16 +301,12 @@ def messages_are_taken_once(history: History) -> Iterator[str]:
     for message, times in consumed.items():
         if times > 1:
             yield f"message {message} was taken {times} times"
-    received: dict[str, int] = {}
-    for body in history.bodies:
-        if body["kind"] == "signal_received":
-            received[body["name"]] = received.get(body["name"], 0) + 1
     sent_signals: dict[str, int] = {}
     for message in history.world.store.inbox(history.lane.name, consumed=True):
         if message.kind == "signal":
             name = _content(message.body)["name"]
             sent_signals[name] = sent_signals.get(name, 0) + 1
-    for name, times in received.items():
+    for name, times in history.told.received.items():
         if times > sent_signals.get(name, 0):
             yield f"signal {name!r} was sent {sent_signals.get(name, 0)} times and received {times} times"
 
@@ -343,9 +315,8 @@ def inputs_become_runs_once(history: History) -> Iterator[str]:
     """Each input that was sent becomes one run, in the order of arrival."""
     messages = history.world.store.inbox(history.lane.name, consumed=True)
     sent = [_content(message.body)["key"] for message in messages if message.kind == "input"]
-    begun = [b["key"] for b in history.bodies if b["kind"] == "run_started" and b.get("key")]
-    if begun != sent:
-        yield f"inputs {sent} were sent, runs {begun} were begun"
+    if history.told.inputs != sent:
+        yield f"inputs {sent} were sent, runs {history.told.inputs} were begun"
 
 
 def outcome_is_that_of_the_quiet_run(history: History) -> Iterator[str]:
@@ -353,26 +324,14 @@ def outcome_is_that_of_the_quiet_run(history: History) -> Iterator[str]:
     quiet = history.quiet
     if quiet is None or history.kinds & ALTERING or history.unpromised:
         return
-    if any((b.get("error") or {}).get("type") == "TimeoutError" for b in history.bodies):
+    if history.told.timed_out:
         return
-    told = meaning_of_runs(history.bodies)
+    told = history.told.meaning
     if told != quiet:
         differing = [key for key in {*told, *quiet} if told.get(key) != quiet.get(key)]
         yield "; ".join(
             f"{key}: {told.get(key)} instead of {quiet.get(key)}" for key in sorted(differing)[:3]
         )
-
-
-def meaning_of_runs(bodies: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a log says of each of its runs."""
-    told: dict[str, Any] = {}
-    for started in bodies:
-        if started["kind"] == "run_started":
-            run = started["run"]
-            own = [b for b in bodies if run in (b.get("run"), b.get("call", "").partition("/")[0])]
-            told[f"{run} input"] = started["input"]
-            told.update((f"{run} {key}", value) for key, value in meaning(own).items())
-    return told
 
 
 ORACLES = (

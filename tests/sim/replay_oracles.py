@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from refold.agent.conversation import conversation
@@ -12,7 +13,8 @@ from refold.replay.commands import Phase
 from refold.replay.events import Patched, RunStarted, decode_event
 from refold.replay.interpreter import Interpreter
 from refold.replay.status import ThreadStatus
-from sim.history import MEMORY, History, tell
+from sim.history import History, tell
+from sim.told import MEMORY
 
 _replayed: set[tuple[str, bytes]] = set()
 _folded: set[bytes] = set()
@@ -119,7 +121,7 @@ def conversation_is_valid(history: History) -> Iterator[str]:
     if history.lane.scenario.name != "agent":
         return
     for deed in history.ledger:
-        if deed.kind == "model" and (fault := _invalid(json.loads(deed.args))):
+        if deed.kind == "model" and (fault := _invalid_as_sent(deed.args)):
             yield f"{tell(deed)} was sent an invalid conversation: {fault}"
     for size in range(len(history.events), 0, -1):
         head = history.events[size - 1].hash
@@ -128,6 +130,11 @@ def conversation_is_valid(history: History) -> Iterator[str]:
         _folded.add(head)
         if fault := _invalid(conversation(history.events[:size])):
             yield f"the conversation of prefix {size} is invalid: {fault}"
+
+
+@lru_cache(MEMORY)
+def _invalid_as_sent(messages: bytes) -> str | None:
+    return _invalid(json.loads(messages))
 
 
 def _invalid(messages: list[dict[str, Any]]) -> str | None:
