@@ -72,6 +72,7 @@ class Course(Placed):
 
     def __init__(self, faults: Sequence[Placement]) -> None:
         super().__init__(faults)
+        self.calm = False
         self.places: list[tuple[str, Sequence[str]]] = []
         """Every place with its options."""
         self.struck: list[Struck] = []
@@ -88,7 +89,10 @@ class Course(Placed):
 
     def choose(self, options: Sequence[str], place: str) -> str:
         """What happens at a place."""
-        return super().pick(options, place)
+        chosen = super().pick(options, place)
+        # It is to be shown every place, also when all faults have struck.
+        self.calm = False
+        return chosen
 
 
 class Scheduled(Course):

@@ -23,6 +23,8 @@ class Chooser(Protocol):
 
     taken: list[Placement]
     """What was picked besides first options, in order."""
+    calm: bool
+    """Whether nothing goes wrong any more in this history: nobody need ask."""
 
     def pick(self, options: Sequence[str], place: str, moot: Moot | None = None) -> str:
         """One of *options*; the first means that nothing goes wrong at *place*. *moot* is told of each other one."""
@@ -54,6 +56,7 @@ class Odometer:
         self._position = 0
         self._spent = 0
         self._begun = False
+        self.calm = faults == 0
         self.taken: list[Placement] = []
 
     def turn(self) -> bool:
@@ -68,6 +71,7 @@ class Odometer:
         self._begun = True
         self._position = 0
         self._spent = 0
+        self.calm = self._faults == 0
         self.taken = []
         return True
 
@@ -90,7 +94,7 @@ class Odometer:
     def pick(self, options: Sequence[str], place: str, moot: Moot | None = None) -> str:
         """The choice of this history at its next place."""
         # When the faults are spent nothing is recorded: nothing there can grow.
-        if self._spent == self._faults or len(options) == 1:
+        if self.calm or len(options) == 1:
             return options[0]
         position = self._position
         self._position = position + 1
@@ -103,6 +107,7 @@ class Odometer:
         assert (where, known) == (place, options), f"not deterministic: {place} where {where} was"
         if value:
             self._spent += 1
+            self.calm = self._spent == self._faults
             self.taken.append((place, grown[value]))
         return grown[value]
 
@@ -119,6 +124,7 @@ class Placed:
         self.unused = dict(faults)
         """Placements whose place has not been reached, or which were no option there."""
         self.taken: list[Placement] = []
+        self.calm = not self.unused
 
     def pick(self, options: Sequence[str], place: str, moot: Moot | None = None) -> str:
         """The fault placed here, if it is an option."""
@@ -126,6 +132,7 @@ class Placed:
         if wanted is None or wanted not in options:
             return options[0]
         del self.unused[place]
+        self.calm = not self.unused
         self.taken.append((place, wanted))
         return wanted
 
@@ -147,6 +154,7 @@ class Dice:
         self._left = faults
         self._kinds = kinds
         self.taken: list[Placement] = []
+        self.calm = not faults
 
     def pick(self, options: Sequence[str], place: str, moot: Moot | None = None) -> str:
         """Mostly the first option."""
@@ -156,6 +164,7 @@ class Dice:
         if not faults:
             return options[0]
         self._left -= 1
+        self.calm = not self._left
         chosen = self._random.choice(faults)
         self.taken.append((place, chosen))
         return chosen

@@ -282,10 +282,12 @@ class Effects:
 
     def _deed(self, *told: Any, happened: bool = True, **more: Any) -> None:
         deed = self._deed_of(*told, happened=happened, **more)
-        self._world.ledger.append(deed)
-        nothing = "" if happened else ", nothing happens"
-        what = f"{deed.kind} {deed.name} {deed.call} attempt {deed.attempt}"
-        self._world.note(self._process.name, f"{what}{nothing}")
+        world = self._world
+        world.ledger.append(deed)
+        if world.timeline is not None:
+            nothing = "" if happened else ", nothing happens"
+            what = f"{deed.kind} {deed.name} {deed.call} attempt {deed.attempt}"
+            world.note(self._process.name, f"{what}{nothing}")
 
     def _deed_of(
         self,

@@ -123,7 +123,9 @@ class Process:
 
     def do(self, kind: str, what: str, latency_us: int, step: Callable[[str], object]) -> None:
         """Have a step happen, unless something goes wrong there; *step* is told what else does."""
-        self.world.after(latency_us, partial(self._due, kind, self._place(what), step))
+        # Names of places are for the chooser, who may be through with this history.
+        place = "" if self.world.chooser.calm else self._place(what)
+        self.world.after(latency_us, partial(self._due, kind, place, step))
 
     def _due(self, kind: str, place: str, step: Callable[[str], object]) -> None:
         if self.paused:
@@ -135,7 +137,8 @@ class Process:
             self._do_aside()
         if self.gone and kind not in ("outcome", "post"):
             return
-        fault = self.world.chooser.pick(self._options[kind], place, self._moot)
+        chooser = self.world.chooser
+        fault = OK if chooser.calm else chooser.pick(self._options[kind], place, self._moot)
         if fault == OK:
             step(OK)
         else:

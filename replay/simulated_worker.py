@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Coroutine
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from ..journal import codec
@@ -186,7 +186,7 @@ class Worker(Process):
             policy=scenario.policy,
             deadline_s=scenario.deadline_s,
             # One uid whoever is first, so that randomness is the same in every history.
-            new_uid=lambda: uuid.uuid5(uuid.NAMESPACE_URL, self.owner.name),
+            new_uid=lambda: _uid_of(self.owner.name),
         )
 
     # The host of a session
@@ -238,7 +238,8 @@ class Worker(Process):
 
         def then(result: AppendResult) -> None:
             sent.answered = result
-            world.note(self.name, f"append after {append.expected}: {result.outcome.value}")
+            if world.timeline is not None:
+                world.note(self.name, f"append after {append.expected}: {result.outcome.value}")
             settle(result, self._sent_s)
             if self._hot is not None and result.outcome in (Outcome.APPENDED, Outcome.DUPLICATE):
                 self._hot.committed(append.thread, append.expected, append.expected + len(append.events))
@@ -446,3 +447,8 @@ class Worker(Process):
 
     def _flaw(self, where: str, error: BaseException) -> None:
         self.world.flaws.append(f"{self.name}: {where} raised {type(error).__name__}: {error}")
+
+
+@lru_cache
+def _uid_of(thread: str) -> uuid.UUID:
+    return uuid.uuid5(uuid.NAMESPACE_URL, thread)

@@ -44,6 +44,7 @@ class Armed:
     def __init__(self) -> None:
         self.taken: list[Placement] = []
         self.waiting: list[str] = []
+        self.calm = False
 
     def pick(self, options: Sequence[str], place: str, moot: Moot | None = None) -> str:
         """The first that waits and is an option here."""
