@@ -216,9 +216,10 @@ def _may_take_s(command: Command, model_timeout_s: float) -> float | None:
 def _late_resolutions(
     status: ThreadStatus, messages: list[Message], at: int
 ) -> tuple[list[ev.EventBody], list[int]]:
-    """What has become known of calls of earlier runs since; the conversation tells the model."""
+    """The first word on each call of earlier runs since; the conversation tells the model."""
     resolved: list[ev.EventBody] = []
     consumed: list[int] = []
+    told: set[str] = set()
     for message in messages:
         content = decode_message(message)
         if not isinstance(content, Resolution):
@@ -226,7 +227,9 @@ def _late_resolutions(
         call = status.open_call(content.call)
         consumed.append(message.id)
         # What waits for its next attempt has the outcome of the last one on record.
-        if call is not None and call.attempt == content.attempt and call.status != "retries":
+        settled = call is None or call.attempt != content.attempt or call.status == "retries"
+        if not settled and content.call not in told:
+            told.add(content.call)
             resolved.append(resolution_event(content, at))
     return resolved, consumed
 

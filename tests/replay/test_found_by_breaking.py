@@ -168,3 +168,32 @@ def test_an_answer_that_is_no_json_is_refused_before_it_makes_the_inbox_unreadab
             answers.submit(journal, "t", given)  # type: ignore[arg-type]
 
         assert journal.inbox("t") == []
+
+
+async def test_of_two_words_on_a_call_of_a_cancelled_run_only_the_first_is_recorded() -> None:
+    @tool(timeout_s=0.01)
+    async def hangs() -> str:
+        """Never return."""
+        await asyncio.Event().wait()
+        return "never"
+
+    @program
+    async def asks(run: Run) -> str:
+        return await run.tool(hangs)
+
+    @program
+    async def rests(run: Run) -> str:
+        return "rested"
+
+    with Journal.memory() as journal:
+        assert (await refold.run(asks, journal=journal, thread="t", wait=False)).status == "parked"
+        answers.cancel(journal, "t")
+        assert (await refold.resume(asks, journal=journal, thread="t")).status == "cancelled"
+        answers.resolve(journal, "t", "r1/1", did_not_happen=True, force=True)
+        answers.resolve(journal, "t", "r1/1", result=b'"ok"')
+        await refold.run(rests, journal=journal, thread="t")
+        told = [event.body for event in journal.read("t") if event.kind == "tool_resolved"]
+        waiting = journal.info("t").inbox_waiting
+
+    assert len(told) == 1 and b"did_not_happen" in told[0]
+    assert waiting == 0
