@@ -41,7 +41,7 @@ class Interpreter:
         prior: What earlier runs of the thread left.
         accepted: Pairs (recorded digest, asked digest) between which changed requests are accepted.
         patches: Ids that the run's log says were answered true.
-        doubted: (tool, argument bytes) of calls of the thread whose effect is unknown.
+        doubted: (tool, argument bytes) of calls of earlier runs whose effect is unknown.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Interpreter:
         self._accepted = accepted
         self._patches = patches
         self._answers: dict[str, bool] = {}
-        self._doubted = set(doubted)
+        self.doubted = set(doubted)
         self._unstarted: dict[str, Call] = {}
         self._running: set[str] = set()
         self.machine = Machine(
@@ -340,7 +340,7 @@ class Interpreter:
         if call.phase is not Phase.ASKING:
             self._diverge(body, f"no approval of this call, which is {call.phase.value}")
         if body.approved:
-            self._doubted.discard((command.tool.name, command.args))
+            self.doubted.discard((command.tool.name, command.args))
             return self._begin_again(call)
         by = f" by {body.by}" if body.by else ""
         text = f"The call was denied{by}{': ' + body.note if body.note else ''}."
@@ -360,8 +360,8 @@ class Interpreter:
             self._diverge(body, f"a result of another type: {error}")
 
     def _fail(self, body: Any, call: Call, command: ToolCall, error: ev.Failure, effect: Any) -> list[Call]:
-        if effect == "unknown" and not command.tool.repeatable:
-            self._doubted.add((command.tool.name, command.args))
+        if effect == "unknown":
+            self.doubted.add((command.tool.name, command.args))
         failed = ToolError(error.message, error_type=error.type, effect=effect)
         return self._reply(body, call, failed) if command.raw else self._reply(body, call, None, failed)
 
@@ -436,7 +436,7 @@ class Interpreter:
             if type(command) is ToolCall:
                 if command.refused is not None:
                     call.phase = Phase.REFUSED
-                elif (command.tool.may_need_approval or self._doubted) and self._held(command):
+                elif (command.tool.may_need_approval or self.doubted) and self._held(command):
                     call.phase = Phase.HELD
                 else:
                     self._unstarted[call.id] = call
@@ -444,9 +444,9 @@ class Interpreter:
 
     def _held(self, command: ToolCall) -> bool:
         tool, args = command.tool, command.args
-        if (tool.name, args) in self._doubted:
-            return True
-        return tool.may_need_approval and tool.needs_approval(codec.decode(args))
+        # Recorded requests are followed without asking here: older logs hold some of repeatable tools too.
+        doubted = not tool.repeatable and (tool.name, args) in self.doubted
+        return doubted or (tool.may_need_approval and tool.needs_approval(codec.decode(args)))
 
     def _wants(self, call_id: str | None = None) -> str:
         done = self.machine.done

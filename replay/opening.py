@@ -80,7 +80,7 @@ def begin_run(
         uid=after.uid,
         run_id=run_id,
         prior=program.prior([*thread.bodies, *before]),
-        doubted=frozenset(after.doubted),
+        doubted=after.doubted,
     )
     due = None if deadline_s is None else host.now_us() + round(deadline_s * 1e6)
     started = ev.RunStarted(

@@ -15,6 +15,7 @@ from msgspec import Raw, Struct
 
 from ..journal.envelope import Event
 from . import events as ev
+from .errors import Effect
 from .twin import twin
 from .usage import Totals
 
@@ -109,10 +110,15 @@ class ThreadStatus:
     last_at: int = 0
     origin: str | None = None
     runs: list[RunState] = field(default_factory=list)
-    doubted: set[tuple[str, bytes]] = field(default_factory=set)
-    """(tool, argument bytes) whose effect is unknown: an identical call needs an approval."""
+    doubts: dict[str, tuple[str, bytes]] = field(default_factory=dict)
+    """(tool, argument bytes) of calls that are over and whose effect is unknown, by call id."""
     starts: dict[str, Start] = field(default_factory=dict)
     """By run."""
+
+    @property
+    def doubted(self) -> frozenset[tuple[str, bytes]]:
+        """(tool, argument bytes) whose effect is unknown: an identical call needs an approval, unless repeatable."""
+        return frozenset(self.doubts.values())
 
     @property
     def current(self) -> RunState | None:
@@ -141,7 +147,7 @@ class ThreadStatus:
         """An independent copy."""
         copied = twin(self)
         copied.runs = [run.copy() for run in self.runs]
-        copied.doubted = set(self.doubted)
+        copied.doubts = dict(self.doubts)
         copied.starts = dict(self.starts)
         return copied
 
@@ -168,7 +174,7 @@ class ThreadStatus:
                     # The deadline was the parent's; a fork is made to see how it would go on.
                     self.unfinished.due = None
             case ev.RunStarted():
-                self.starts[body.run] = Start(self.uid, frozenset(self.doubted))
+                self.starts[body.run] = Start(self.uid, self.doubted)
                 self.runs.append(
                     RunState(
                         run=body.run,
@@ -291,7 +297,7 @@ def _apply(thread: ThreadStatus, run: RunState, seq: int, body: ev.EventBody) ->
             for call in calls.values():
                 if call.status in ("started", "in doubt"):
                     call.status = "in doubt"
-                    thread.doubted.add((call.name, bytes(call.args)))
+                    _told(thread, call, "unknown")
         case ev.Patched():
             run.patches.append(body.id)
         case ev.DivergenceAccepted():
@@ -321,10 +327,20 @@ def _apply_outcome(thread: ThreadStatus, run: RunState, body: Any) -> None:
             return
         case ev.ToolFailed():
             run.tools += 1
-            if body.effect == "unknown" and open_call is not None:
-                thread.doubted.add((open_call.name, bytes(open_call.args)))
-        case ev.ToolResolved() if open_call is not None:
-            thread.doubted.discard((open_call.name, bytes(open_call.args)))
+            _told(thread, open_call, body.effect)
+        case ev.ToolResolved():
+            _told(thread, open_call, body.effect)
         case ev.ApprovalGiven() if body.approved and open_call is not None:
-            thread.doubted.discard((open_call.name, bytes(open_call.args)))
+            allowed = (open_call.name, bytes(open_call.args))
+            thread.doubts = {call: asked for call, asked in thread.doubts.items() if asked != allowed}
     run.open.pop(call_id, None)
+
+
+def _told(thread: ThreadStatus, call: OpenCall | None, effect: Effect) -> None:
+    """What is known of the effect of this call of a tool, and of no other, from its last word on."""
+    if call is None or not call.name:
+        return
+    if effect == "unknown":
+        thread.doubts[call.call] = (call.name, bytes(call.args))
+    else:
+        thread.doubts.pop(call.call, None)

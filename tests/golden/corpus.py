@@ -73,6 +73,13 @@ def clerk_with(model: ScriptedModel) -> Agent:
     )
 
 
+AGAIN = [
+    [call("lookup", order=1)],
+    "Something else.",
+    [call("lookup", order=2), call("lookup", order=1)],
+    "Looked up.",
+]
+
 clerk = clerk_with(ScriptedModel(SCRIPT))
 
 
@@ -133,6 +140,7 @@ PROGRAMS: dict[str, Program] = {
     "clerk": clerk.program,
     "clerk-forked": clerk.program,
     "superseded": clerk.program,
+    "held": clerk.program,
     "errand": errand,
     "doomed": doomed,
     "patient": patient,

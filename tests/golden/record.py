@@ -10,7 +10,7 @@ from typing import Any
 
 import refold
 from refold import Journal, Run, ScriptedModel, program
-from refold.agent.scripted import call
+from refold.agent.scripted import ScriptedCall, call
 from refold.journal import export
 from refold.journal.envelope import Event, NewEvent
 from refold.journal.store import ThreadState
@@ -75,7 +75,11 @@ async def record_forked(journal: Journal, thread: str) -> None:
 
 
 async def record_superseded(journal: Journal, thread: str) -> None:
-    models = corpus.ScriptedModel([[call("refund", order=9)], "Something else."])
+    await _supersede(journal, thread, call("refund", order=9))
+
+
+async def _supersede(journal: Journal, thread: str, under_way: ScriptedCall) -> None:
+    models = corpus.ScriptedModel([[under_way], "Something else."])
     agent = corpus.clerk_with(models)
     with Journal.memory() as scratch:
         await agent.run("Refund order 9", journal=scratch, thread=thread, wait=False)
@@ -85,6 +89,14 @@ async def record_superseded(journal: Journal, thread: str) -> None:
     tenure.append([_new(each) for each in events[:end]], state=ThreadState.RUNNING).result()
     tenure.release()
     await agent.run("Something else", journal=journal, thread=thread, supersede=True, wait=False)
+
+
+async def record_held(journal: Journal, thread: str) -> None:
+    """A call that only reads was asked of a person after its run was superseded; later builds repeat such a call."""
+    await _supersede(journal, thread, call("lookup", order=1))
+    again = corpus.clerk_with(corpus.ScriptedModel(corpus.AGAIN))
+    waiting = await again.run("Again", journal=journal, thread=thread, wait=False)
+    assert waiting.status == "waiting", "only a build that asked about such calls records this"
 
 
 async def record_errand(journal: Journal, thread: str) -> None:
@@ -155,6 +167,7 @@ RECORDERS: dict[str, Callable[[Journal, str], Awaitable[None]]] = {
     "clerk": record_clerk,
     "clerk-forked": record_forked,
     "superseded": record_superseded,
+    "held": record_held,
     "errand": record_errand,
     "doomed": record_doomed,
     "patient": record_patient,

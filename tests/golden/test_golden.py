@@ -27,6 +27,7 @@ DIGESTS = {
     "clerk-forked": "6305cfe1ae5059a5",
     "clerk": "cc0e0d8dcb00f074",
     "doomed": "3193504674af4f57",
+    "held": "45a52c4b24a1dae2",
     "errand": "b57a65506b530f03",
     "patient": "d9a862d8632eee1f",
     "superseded": "b01f3d1fbbb62f8c",

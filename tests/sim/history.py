@@ -22,6 +22,9 @@ ROBBERY = frozenset({"rival", "jump", "supersede"})
 HELD = frozenset({"burn"})
 """Tools whose calls a person must allow."""
 
+REPEATABLE = frozenset({"look", "brew", "wobble", "enter"})
+"""Tools whose calls may run twice."""
+
 
 class History:
     """One finished history of one thread, indexed for the checks."""

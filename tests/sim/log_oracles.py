@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 
 from refold.replay.simulation import LATENCY_US
-from sim.history import History, of_the_log
+from sim.history import HELD, REPEATABLE, History, of_the_log
 from sim.told import ENDS, STARTS, is_outcome
 
 DISTURBING = frozenset({"pause", "freeze", "late", "rival", "twin", "jump", "ahead", "behind", "interrupt"})
@@ -76,6 +77,38 @@ def _may_repeat(history: History, call: str) -> bool:
     return any(deed.call == call and deed.repeatable for deed in history.ledger) or not any(
         deed.call == call for deed in history.ledger
     )
+
+
+@of_the_log
+def doubted_calls_wait_for_a_yes(history: History) -> Iterator[str]:
+    """What may have happened is not begun anew without a yes; nobody is asked about what may run twice."""
+    asked: dict[str, tuple[str, str]] = {}
+    doubts: dict[str, tuple[str, str]] = {}
+    running: set[str] = set()
+    allowed: set[str] = set()
+    for seq, body in enumerate(history.bodies, 1):
+        kind, call = body["kind"], body.get("call", "")
+        if kind in ("tool_started", "approval_requested"):
+            tool = body["tool"]
+            wanted = asked[call] = (tool, json.dumps(body["args"]))
+            doubted = tool not in REPEATABLE and wanted in doubts.values()
+            if kind == "tool_started":
+                running.add(call)
+                if doubted and body.get("attempt", 1) == 1 and call not in allowed:
+                    yield f"seq {seq} starts {call} ({tool}), one like it may have happened, and nobody allowed it"
+            elif tool not in HELD and not doubted:
+                yield f"seq {seq} asks a person about {call} ({tool}), of which nothing is in doubt"
+        elif kind == "approval_given" and body["approved"]:
+            allowed.add(call)
+            doubts = {each: what for each, what in doubts.items() if what != asked[call]}
+        elif kind == "run_cancelled":
+            doubts.update((each, asked[each]) for each in running)
+            running.clear()
+        elif kind in ("tool_returned", "tool_failed", "tool_resolved") and call in asked:
+            running.discard(call)
+            doubts.pop(call, None)
+            if body.get("effect") == "unknown" and body.get("final", True):
+                doubts[call] = asked[call]
 
 
 def rests_only_when_all_waits(history: History) -> Iterable[str]:

@@ -24,9 +24,11 @@ from refold.replay import (
     simulated_transaction,
     simulated_worker,
     simulation,
+    status,
 )
 from refold.replay.alarms import Alarms
 from refold.replay.commands import Call, ModelCall, Phase, StepCall, ToolCall
+from refold.replay.errors import Effect
 from refold.replay.events import ToolFailed
 from refold.replay.gate import Gate
 from refold.replay.holds import Holds
@@ -35,6 +37,7 @@ from refold.replay.interpreter import Interpreter
 from refold.replay.outbox import Outbox
 from refold.replay.pairing import Pairing
 from refold.replay.session import Session
+from refold.replay.status import OpenCall, ThreadStatus
 from sim import hot_mutants, scenarios
 from sim.mutant import MUTANTS, mutant
 
@@ -174,6 +177,30 @@ def each_attempt_gets_a_key_of_its_own(start: Any) -> Any:
 @mutant(Interpreter, "_held", "held_calls_wait_for_a_yes", (W, 0, ""))
 def no_call_waits_for_an_approval(held: Any) -> Any:
     return lambda self, command: False
+
+
+@mutant(Interpreter, "_held", "doubted_calls_wait_for_a_yes", (scenarios.AGAIN, {"w1.append#6": "supersede"}))
+def a_person_is_asked_about_what_may_run_twice(held: Any) -> Any:
+    def timid(self: Interpreter, command: ToolCall) -> bool:
+        return (command.tool.name, command.args) in self.doubted or held(self, command)
+
+    return timid
+
+
+@mutant(
+    status,
+    "_told",
+    "doubted_calls_wait_for_a_yes",
+    (scenarios.AGAIN, {"w1.tool 1.1.1": "raises", "w1.tool 1.2.1": "hangs"}),
+)
+def what_is_known_of_one_call_settles_all_that_are_like_it(told: Any) -> Any:
+    def careless(thread: ThreadStatus, call: OpenCall | None, effect: Effect) -> None:
+        told(thread, call, effect)
+        if call is not None and effect != "unknown":
+            known = (call.name, bytes(call.args))
+            thread.doubts = {each: asked for each, asked in thread.doubts.items() if asked != known}
+
+    return careless
 
 
 # The log

@@ -30,6 +30,7 @@ from sim.history import (
 from sim.log_oracles import (
     calls_are_paired,
     deadlines_are_kept,
+    doubted_calls_wait_for_a_yes,
     rests_only_when_all_waits,
     resuming_without_news_writes_nothing,
     time_is_kept,
@@ -277,6 +278,9 @@ def nothing_is_left_behind(history: History) -> Iterator[str]:
                 waits.pop(body["call"], None)
         asks = {b["call"] for b in bodies if b["kind"] == "approval_requested"}
         asks -= {b["call"] for b in bodies if b["kind"] == "approval_given"}
+        # A run that has ended waits for nothing any more.
+        ended = {b["run"] for b in bodies if b["kind"] in ENDS}
+        asks = {call for call in asks if call.partition("/")[0] not in ended}
         for message in idle.messages:
             content = _content(message.body)
             if message.kind == "signal" and content["name"] in waits.values():
@@ -353,6 +357,7 @@ ORACLES = (
     results_tell_the_truth,
     recorded_is_never_asked_again,
     calls_are_paired,
+    doubted_calls_wait_for_a_yes,
     rests_only_when_all_waits,
     log_replays,
     log_verifies,

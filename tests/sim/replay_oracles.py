@@ -65,7 +65,7 @@ def _step_through(history: History) -> Iterator[str]:
                 run_id=body.run,
                 prior=lane.scenario.program.prior(bodies[: seq - 1]),
                 patches=frozenset(b.id for b in bodies if isinstance(b, Patched)),
-                doubted=frozenset(status.doubted),
+                doubted=status.doubted,
             )
         # Between two runs there may be answers about calls of the one that has ended.
         if interpreter is not None and interpreter.ended is None:
@@ -113,7 +113,11 @@ def _differ(status: ThreadStatus, interpreter: Interpreter) -> str | None:
         return None
     told = {call.call: _SAME.get(call.status, call.status) for call in run.open.values()}
     asked = {c.id: _PHASES[c.phase] for c in interpreter.pending.values() if c.phase in _PHASES}
-    return None if told == asked else f"the status says {told}, the program {asked}"
+    if told != asked:
+        return f"the status says {told}, the program {asked}"
+    if status.doubted != interpreter.doubted:
+        return f"the status doubts {set(status.doubted)}, the program {interpreter.doubted}"
+    return None
 
 
 def conversation_is_valid(history: History) -> Iterator[str]:

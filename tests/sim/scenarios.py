@@ -70,6 +70,7 @@ def idempotent(name: str, act: Callable[..., Any], **more: Any) -> SimTool:
 pay = unsafe("pay", lambda amount: {"paid": amount})
 look = idempotent("look", lambda key: {"saw": key}, retries=1)
 ship = unsafe("ship", lambda to: {"shipped": to})
+enter = idempotent("enter", lambda amount: {"entered": amount}, transactional=True, retries=1)
 
 
 def fetch(what: str) -> dict[str, str]:
@@ -366,10 +367,24 @@ TURNS = Scenario(
     reply=go,
 )
 
+# The same calls side by side, and again in the next run: what is known of one tells nothing of the others
+
+
+@program
+async def again(run: Run, topic: str) -> Any:
+    return await run.gather(
+        tried(run, pay, amount=1),
+        tried(run, pay, amount=1),
+        tried(run, look, key="a"),
+        tried(run, enter, amount=1),
+    )
+
+
+AGAIN = Scenario(
+    name="again", program=again, value="tea", inputs=("milk",), turn="no tea", reply=go, transactions=True
+)
+
 # Transactional tools: what they write is committed with their result
-
-
-enter = idempotent("enter", lambda amount: {"entered": amount}, transactional=True, retries=1)
 
 
 @program
@@ -454,7 +469,7 @@ async def patience(run: Run, value: Any) -> Any:
 
 PATIENCE = Scenario(name="patience", program=patience, reply=go, patient=True, latency_us={"brew": 900_000})
 
-STEADY = (ERRAND, AGENT, DOUBTS, WAITS, STUBBORN, TURNS, BOOKS, LEDGERS, PATIENCE)
+STEADY = (ERRAND, AGENT, DOUBTS, WAITS, STUBBORN, TURNS, AGAIN, BOOKS, LEDGERS, PATIENCE)
 """Scenarios whose runs mean the same whatever the order of what is done side by side."""
 STEADY_NAMES = frozenset(scenario.name for scenario in STEADY)
 ENDINGS = {"stubborn": "failed", "hurry": "cancelled"}

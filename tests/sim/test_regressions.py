@@ -45,6 +45,10 @@ HISTORIES = [
     ("HURRY", {"w1.tool 1.2.1": "refuses", "w1.append#7": "ghost"}),
     # The second transaction began before what the first had led to was written, and committed before it.
     ("LEDGERS", {}),
+    # What became known of one call settled the doubt about another like it: the next run paid without asking.
+    ("AGAIN", {"w1.tool 1.1.1": "raises", "w1.tool 1.2.1": "hangs"}),
+    # The run was given up while a tool that only looks was running: a person was asked before it looked again.
+    ("AGAIN", {"w1.append#6": "supersede"}),
 ]
 
 
