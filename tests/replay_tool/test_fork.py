@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections import defaultdict
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import refold
 from appends import Pen, event
 from msgspec import structs
-from refold import Agent, Journal, Run, ScriptedModel, ToolContext, ToolError, program, tool
+from refold import Agent, Journal, Run, ScriptedModel, ToolContext, ToolError, answers, program, tool
 from refold.agent.scripted import call, say
 from refold.journal.errors import ThreadNotFound, UsageError
 from refold.journal.memory import MemoryStore
@@ -128,6 +129,39 @@ async def test_a_call_open_at_the_cut_takes_the_outcome_it_had(origin: Journal) 
     assert {body.call for body in told if isinstance(body, ev.ToolResolved)} == set(made.outcomes)
     assert all(getattr(body, "by", "") == "origin" for body in told)
     assert sum(1 for calls in acts.values() for each in calls if each == "mail kim") == sent
+
+
+async def test_a_call_that_had_begun_has_one_key_in_fork_and_origin_and_one_that_had_not_its_own_in_each(
+    memory: Journal,
+) -> None:
+    keys: dict[str, list[str]] = defaultdict(list)
+
+    @tool(approval=True)
+    async def burn(context: ToolContext) -> None:
+        """Burn."""
+        keys["burn"].append(context.idempotency_key)
+
+    @tool(timeout_s=0.01)
+    async def pay(context: ToolContext) -> None:
+        """Pay."""
+        keys["pay"].append(context.idempotency_key)
+        if context.attempt == 1:
+            await asyncio.Event().wait()
+
+    @program
+    async def both(run: Run) -> None:
+        await run.gather(run.tool(burn), run.tool(pay))
+
+    parked = await refold.run(both, journal=memory, thread="t")
+    assert [each.status for each in parked.pending] == ["waits for approval", "in doubt"]
+    fork(memory, "t", name="f")
+    for thread in ("t", "f"):
+        answers.approve(memory, thread, "r1/1.1.1", approved=True)
+        answers.resolve(memory, thread, "r1/1.2.1", did_not_happen=True)
+        assert (await refold.resume(both, journal=memory, thread=thread)).status == "finished"
+
+    assert (len(keys["pay"]), len(set(keys["pay"]))) == (3, 1)
+    assert (len(keys["burn"]), len(set(keys["burn"]))) == (2, 2)
 
 
 async def test_new_calls_get_keys_and_randomness_of_their_own(memory: Journal) -> None:
