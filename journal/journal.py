@@ -30,7 +30,6 @@ from .store import (
     Fork,
     Lease,
     Message,
-    Outcome,
     Page,
     Release,
     Sent,
@@ -38,7 +37,6 @@ from .store import (
     ThreadInfo,
     ThreadState,
 )
-from .submission import Settle
 from .tail import POLL_S, Tail
 from .tenure import Tenure
 from .transaction import see_through
@@ -252,9 +250,10 @@ class Journal:
             return Tenure(
                 lease,
                 granted_s=granted_s,
-                writer=_Announced(self._writer, self._committed),
+                writer=self._writer,
                 release=self._release,
                 transact=self._transact,
+                committed=self._committed,
                 sources=self.sources,
                 known_since=row.before(lease.fence) if row else 0,
             )
@@ -430,17 +429,14 @@ class Journal:
         if len(self._rows) > ROWS_MAX:
             del self._rows[next(iter(self._rows))]
 
-    def _committed(self, append: Append, result: AppendResult) -> None:
-        if result.outcome in (Outcome.APPENDED, Outcome.DUPLICATE):
-            self._bells.ring("log", append.thread)
-            if self._hot is not None:
-                head = append.expected + len(append.events)
-                self._hot.committed(append.thread, append.expected, head)
+    def _committed(self, append: Append) -> None:
+        self._bells.ring("log", append.thread)
+        if self._hot is not None:
+            head = append.expected + len(append.events)
+            self._hot.committed(append.thread, append.expected, head)
 
     def _transact(self, work: Callable[[Any], Append], limit_s: float) -> tuple[Append, AppendResult]:
-        append, result = see_through(self.store, self.sources, work, hold_s=self._hold_s, limit_s=limit_s)
-        self._committed(append, result)
-        return append, result
+        return see_through(self.store, self.sources, work, hold_s=self._hold_s, limit_s=limit_s)
 
     def _release(self, thread: str, fence: int, seen: int) -> Release:
         try:
@@ -479,21 +475,3 @@ def check_journal(journal: Any) -> None:
             "journal is an open Journal, as Journal.open(dsn) or Journal.memory() gives it, "
             f"not a {type(journal).__name__}"
         )
-
-
-class _Announced:
-    """A writer whose commits are told, after whoever asked for them has heard."""
-
-    def __init__(self, writer: Writer, committed: Callable[[Append, AppendResult], None]) -> None:
-        self._writer = writer
-        self._committed = committed
-
-    def submit(self, append: Append, settle: Settle, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Send *append* until its fate is known."""
-
-        def settled(fate: AppendResult | BaseException, sent_s: float) -> None:
-            settle(fate, sent_s)
-            if isinstance(fate, AppendResult):
-                self._committed(append, fate)
-
-        self._writer.submit(append, settled, loop)

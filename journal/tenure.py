@@ -59,6 +59,7 @@ class Tenure:
         release: Callable[[str, int, int], Release],
         sources: Sources,
         transact: Transact | None = None,
+        committed: Callable[[Append], object] | None = None,
         known_since: int = 0,
     ) -> None:
         self.thread = lease.thread
@@ -73,6 +74,7 @@ class Tenure:
         self._writer = writer
         self._release = release
         self._transact = transact
+        self._committed = committed
         self._sources = sources
         self._lock = threading.Lock()
         self._granted_s = granted_s
@@ -400,6 +402,9 @@ class Tenure:
             if fate.outcome is Outcome.APPENDED:
                 self.renewed(sent_s)
             self._tell_landed(flight, fate, self._land(follow=True))
+            if self._committed is not None:
+                # After whoever asked for it has heard.
+                self._committed(append)
             return
         assert failure is not None
         with self._lock:
