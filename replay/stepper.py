@@ -80,9 +80,10 @@ class Stepper:
         tool = call.command.tool.name if isinstance(call.command, ToolCall) else ""
         if tool in self._leads_nowhere:
             data = ev.encode_body(body)
-            decoded = ev.decode_bytes(data)
-            self._put(decoded, data)
+            self._outbox.put(body, data)
             send()
+            decoded = ev.decode_bytes(data)
+            self._tell(decoded)
             calls = self._step(decoded)
         else:
             calls = self.emit(body)
