@@ -230,7 +230,8 @@ class Effects:
         try:
             return Completion(value=self._scenario.perform(make))
         except Exception as error:  # noqa: BLE001 - what a call raises is its outcome
-            return Completion(error=error)
+            # Where it was raised leads back to all that is going on here, in a circle.
+            return Completion(error=error.with_traceback(None))
 
     def _outcome(self, call: Call, attempt: int, done: Completion) -> None:
         if done.timed_out:

@@ -67,8 +67,10 @@ class Lane:
 
     def close(self) -> None:
         """The history is over: drop the programs of all workers, which a collector would do at any later time."""
+        self.world.renewers.clear()
         for worker in self.workers:
             worker.drop()
+        self.workers.clear()
 
     def left(self, worker: Worker, how: Left) -> None:
         """Look after the thread when a worker is gone, or seems to be."""

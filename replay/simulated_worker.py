@@ -374,7 +374,10 @@ class Worker(Process):
         """Forget the program of a worker that died, now that its `finally` blocks deceive nobody."""
         if self._session is not None:
             self._session.interpreter.machine.close()
-        self._session = self._effects = self._thread = self.tenure = self._hot = None
+        # Without it the circle of all that knows it is none: what is freed at once need not be looked for.
+        for part in (self._session, self._effects, self.tenure, self):
+            if part is not None:
+                vars(part).clear()
 
     def _over(self, session: Session, effects: Effects) -> None:
         thread = self._thread
