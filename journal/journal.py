@@ -39,7 +39,7 @@ from .store import (
 )
 from .tail import POLL_S, Tail
 from .tenure import Tenure
-from .transaction import see_through
+from .transaction import Check, Work, see_through
 from .writer import Writer
 
 HOLD_S = 600.0
@@ -435,8 +435,8 @@ class Journal:
             head = append.expected + len(append.events)
             self._hot.committed(append.thread, append.expected, head)
 
-    def _transact(self, work: Callable[[Any], Append], limit_s: float) -> tuple[Append, AppendResult]:
-        return see_through(self.store, self.sources, work, hold_s=self._hold_s, limit_s=limit_s)
+    def _transact(self, work: Work, limit_s: float, check: Check) -> tuple[Append, AppendResult]:
+        return see_through(self.store, self.sources, work, hold_s=self._hold_s, limit_s=limit_s, check=check)
 
     def _release(self, thread: str, fence: int, seen: int) -> Release:
         try:

@@ -17,12 +17,17 @@ from .fates import failure_of
 from .limits import check_batch
 from .sources import Sources
 from .store import Append, AppendResult, Batch, Lease, Outcome, Release, ThreadState
+from .transaction import Check, Work
 from .writer import Submits
 
-Transact = Callable[[Callable[[Any], Append], float], tuple[Append, AppendResult]]
+Transact = Callable[[Work, float, Check], tuple[Append, AppendResult]]
 
 Told = Callable[[AppendResult | BaseException], object]
 """Told what an append came to."""
+
+
+def _nothing() -> None:
+    """Nothing speaks against it."""
 
 
 class _Flight(Struct, frozen=True):
@@ -85,6 +90,8 @@ class Tenure:
         """It, unless it is made in a transaction."""
         self._next: _Flight | None = None
         """What goes out as soon as that has landed."""
+        self._transaction: object | None = None
+        """Stands for the transaction under way."""
         self._landed: threading.Event | None = None
         """Somebody waits for the append under way."""
         self._ended = False
@@ -215,21 +222,25 @@ class Tenure:
             self._next = _Flight(append, told)
             return True
 
-    def transact(self, make: Callable[[Any], NewEvent], *, limit_s: float) -> NewEvent:
+    def transact(
+        self, make: Callable[[Any], NewEvent], *, limit_s: float, check: Check = _nothing
+    ) -> NewEvent:
         """
         Call *make* with a database connection in a transaction that also appends the event it returns.
 
         Blocks; nothing else is appended meanwhile. *make* may be called again when a transaction was lost, as is one
-        that stands still for *limit_s*: its locks would be in the way of whoever takes the thread over.
+        that stands still for *limit_s*: its locks would be in the way of whoever takes the thread over. Before each
+        time *check* is called, and what it raises ends it.
 
         Raises:
             StoreRefused: The journal is no database.
             LeaseLost, LogRewound, StoreUnavailable: As for `append`; nothing of *make* happened, except that
                 after `StoreUnavailable` its fate is unknown.
-            Exception: What *make* raised; nothing of it happened.
+            Exception: What *make* or *check* raised; nothing of it happened.
         """
         if (failure := self._take_off(None)) is not None:
             raise failure
+        mine = self._transaction = object()
         sent_s = self._sources.monotonic_s()
 
         def work(connection: Any) -> Append:
@@ -240,15 +251,20 @@ class Tenure:
         try:
             if self._transact is None:
                 raise StoreRefused(f"thread {self.thread!r}: this journal has no transactions to share")
-            append, result = self._transact(work, limit_s)
+            append, result = self._transact(work, limit_s, check)
         except BaseException:
-            self._land(follow=False)
+            self._leave_transaction(mine)
             raise
+        self._transaction = None
         came_to: list[AppendResult | BaseException] = []
         self._settle(_Flight(append, came_to.append), result, sent_s)
         if isinstance(came_to[0], BaseException):
             raise came_to[0]
         return append.events[0]
+
+    def forgo_transaction(self) -> None:
+        """Wait no longer for the transaction under way, which its *make* will not let commit: its place is free."""
+        self._leave_transaction(self._transaction)
 
     def release(self, seen: int = 0) -> Release:
         """
@@ -357,6 +373,13 @@ class Tenure:
             self._land(follow=False)
             return error
         return None
+
+    def _leave_transaction(self, which: object | None) -> None:
+        with self._lock:
+            if which is None or self._transaction is not which:
+                return
+            self._transaction = None
+        self._land(follow=False)
 
     def _wait_landed(self) -> None:
         with self._lock:

@@ -10,16 +10,23 @@ from .errors import StoreUnavailable
 from .sources import Sources
 from .store import Append, AppendResult, Outcome, Store
 
+Work = Callable[[Any], Append]
+"""Does what is to be done on the connection it is given, and returns the append that records it."""
+
+Check = Callable[[], None]
+"""Raises if nothing is to be tried any more."""
+
 _PAUSE_MAX_S = 1.0
 
 
 def see_through(
     store: Store,
     sources: Sources,
-    work: Callable[[Any], Append],
+    work: Work,
     *,
     hold_s: float,
     limit_s: float,
+    check: Check,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[Append, AppendResult]:
     """
@@ -34,11 +41,12 @@ def see_through(
         work: Does what is to be done on the connection it is given, and returns the append that records it.
         hold_s: How long to go on while the store is away, seconds.
         limit_s: How long a transaction may stand still, seconds.
+        check: Called before each try, when nothing is in doubt: what it raises ends it.
         sleep: Pauses between tries.
 
     Raises:
         StoreUnavailable: The fate could not be learnt in time.
-        Exception: What *work* raised; nothing of it happened.
+        Exception: What *work* or *check* raised; nothing of it happened.
     """
     built: Append | None = None
 
@@ -58,6 +66,7 @@ def see_through(
                     return built, AppendResult(Outcome.DUPLICATE, seq)
                 doubt = False
             built = None
+            check()
             result = store.transact(once, limit_s=limit_s)
         except StoreUnavailable as error:
             doubt = doubt or (error.ambiguous and built is not None)

@@ -29,8 +29,10 @@ class Alarms:
             self._host.alarm(at_us)
 
     def set_grace(self, grace_s: float, now_us: int) -> None:
-        """Give what runs *grace_s* from *now_us* on."""
-        self._grace_until_us = now_us + round(grace_s * 1e6)
+        """Give what runs *grace_s* from *now_us* on, and no longer than it was given before."""
+        until_us = now_us + round(grace_s * 1e6)
+        if self._grace_until_us is None or until_us < self._grace_until_us:
+            self._grace_until_us = until_us
         self.wake_at(self._grace_until_us)
 
     def end_grace(self) -> None:

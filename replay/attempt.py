@@ -24,7 +24,7 @@ contained: contextvars.ContextVar[bool] = contextvars.ContextVar("refold_contain
 
 
 class NotBegun(Exception):
-    """An attempt whose start is recorded did not begin, and must not any more."""
+    """An attempt did not begin, and must not any more."""
 
 
 class Surroundings(Protocol):

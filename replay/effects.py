@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from ..journal.journal import Journal
 from ..journal.tenure import Tenure
 from .attempt import NotBegun
 from .commands import Call, ModelCall, Phase, ToolCall
+from .commit_gate import CommitGate
 from .door import checked_reply
 from .errors import ModelError
 from .events import decode_bytes
@@ -35,8 +35,8 @@ STOP_GRACE_S = 1.0
 ENDED_LATE_S = 0.5
 """How much longer than its time a transaction may stand still before the server ends it."""
 
-ELSEWHERE_POLL_S = 0.05
-"""How often a tool that runs under another event loop of this process is looked after."""
+EARLIER_POLL_S = 0.05
+"""How often a call that waits for its earlier attempt looks after it, and whether it may still begin."""
 
 _alive: dict[tuple[str, str, str], asyncio.Task[Any]] = {}
 """Tools that were given up and still run in this process, by journal, thread and call."""
@@ -87,32 +87,6 @@ class World(Struct, frozen=True, kw_only=True):
     settled: Callable[[int], None] | None = None
 
 
-class _Gate:
-    """Decides between a commit and a time-out: whichever comes first keeps the other out."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._entered = False
-        self.closed = False
-
-    def enter(self) -> None:
-        """On the way to the commit. Raises `TimeoutError` when it was shut."""
-        with self._lock:
-            self.check()
-            self._entered = True
-
-    def check(self) -> None:
-        """Raise `TimeoutError` when it was shut."""
-        if self.closed:
-            raise TimeoutError("the transaction was rolled back")
-
-    def shut(self) -> bool:
-        """No commit from here on; False if one is on its way."""
-        with self._lock:
-            self.closed = not self._entered
-            return self.closed
-
-
 class Effects:
     """
     The calls under way of one session.
@@ -144,6 +118,8 @@ class Effects:
         self.leaving = leaving
         self._left_s = left_s
         self._deadlines: dict[str, float] = {}
+        self._transactions: dict[str, asyncio.Future[None]] = {}
+        """Those under way, by path: done when they are not to commit any more."""
         self._timed_out: set[tuple[str, int]] = set()
 
     async def transact(self, call: Call, attempt: int, event_of: EventOf) -> NewEvent | None:
@@ -158,34 +134,47 @@ class Effects:
         """
         command = call.command
         assert isinstance(command, ToolCall)
-        tool = command.tool
-        gate = _Gate()
-        cancel: Callable[[], None] = _nothing
+        tool, gate = command.tool, CommitGate()
+
+        def check() -> None:
+            gate.check()
+            if self._called_off():
+                raise NotBegun
 
         def make(connection: Any) -> NewEvent:
-            nonlocal cancel
-            gate.check()
-            cancel = connection.cancel
-            context = self.context(call, attempt, tool.timeout_s, lambda: None, connection)
+            gate.begin(connection.cancel)
             try:
-                value = tool.call_now(codec.decode(command.args), context)
-            except StoreError as error:
-                raise ToolRaised(error) from error
-            event = event_of(Completion(value=value))
-            gate.enter()
-            return event
+                check()
+                context = self.context(call, attempt, tool.timeout_s, _nothing, connection)
+                try:
+                    value = tool.call_now(codec.decode(command.args), context)
+                except StoreError as error:
+                    raise ToolRaised(error) from error
+                event = event_of(Completion(value=value))
+                gate.enter()
+                return event
+            except BaseException:
+                if gate.leave():
+                    # Its cancellation may come yet, and is to find nobody else's statement.
+                    connection.close()
+                raise
 
         started_s = self.sources.monotonic_s()
         self.watch(call.path, started_s + tool.timeout_s)
-        limit_s = tool.timeout_s + ENDED_LATE_S
-        work = asyncio.ensure_future(asyncio.to_thread(self._tenure.transact, make, limit_s=limit_s))
         try:
-            done, _ = await asyncio.wait({work}, timeout=tool.timeout_s)
-            if not done and gate.shut():
-                # Its statement is cancelled and its commit refused; the log's place is free when it has ended.
-                with contextlib.suppress(Exception):
-                    cancel()
-            return await work
+            await self._alone(call)
+            self.watch(call.path, self.sources.monotonic_s() + tool.timeout_s)
+            limit_s = tool.timeout_s + ENDED_LATE_S
+            work = asyncio.ensure_future(
+                asyncio.to_thread(self._tenure.transact, make, limit_s=limit_s, check=check)
+            )
+            # Nobody may be left who asks what it came to.
+            work.add_done_callback(lambda work: work.cancelled() or work.exception())
+            await self._committed_or_called_off(call, work, gate)
+            return work.result()
+        except NotBegun:
+            self.hand_over(call, attempt, Completion(begun=False), started_s)
+            return None
         except (LeaseLost, StoreError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever it raised, its transaction was rolled back
@@ -195,6 +184,35 @@ class Effects:
         finally:
             self.watch(call.path, None)
 
+    def roll_back(self, call: Call) -> None:
+        """A transactional tool has had its time to come to its end: it commits no more, and was never begun."""
+        called_off = self._transactions.get(call.path)
+        if called_off is not None and not called_off.done():
+            called_off.set_result(None)
+
+    async def _committed_or_called_off(
+        self, call: Call, work: asyncio.Task[NewEvent], gate: CommitGate
+    ) -> None:
+        """Return when *work* is done. Raises `NotBegun` once it is called off and will never commit."""
+        command = call.command
+        assert isinstance(command, ToolCall)
+        called_off = self._transactions[call.path] = asyncio.get_running_loop().create_future()
+        first = asyncio.FIRST_COMPLETED
+        try:
+            await asyncio.wait({work, called_off}, timeout=command.tool.timeout_s, return_when=first)
+            if not work.done() and not called_off.done():
+                gate.shut(TimeoutError("the transaction was rolled back"))
+                # The log's place is free, and its locks are, when it has ended.
+                await asyncio.wait({work, called_off}, return_when=first)
+            if not work.done() and gate.shut(NotBegun()):
+                raise NotBegun
+            await asyncio.wait({work})
+        finally:
+            del self._transactions[call.path]
+            if not work.done() and gate.shut(NotBegun()):
+                self._tenure.forgo_transaction()
+            self._outlives(call, work)
+
     async def reconcile(self, call: Call, timeout_s: float) -> Reconciled:
         """Ask the tool's reconciler about a call in doubt."""
         command = call.command
@@ -202,10 +220,12 @@ class Effects:
         self.watch(call.path, self.sources.monotonic_s() + timeout_s)
         try:
             await self._alone(call)
-            context = self.context(call, call.attempt, timeout_s, lambda: None)
+            context = self.context(call, call.attempt, timeout_s, _nothing)
             async with asyncio.timeout(timeout_s):
                 verdict: Reconciled = await command.tool.reconcile(codec.decode(command.args), context)
                 return verdict
+        except NotBegun:
+            return Unknown("its worker was leaving")
         except TimeoutError:
             return Unknown(
                 f"the reconciler of tool {command.tool.name!r} gave no answer within {timeout_s:g} s"
@@ -218,7 +238,7 @@ class Effects:
     def free(self, call: Call) -> bool:
         """Whether this worker may act for *call* right now."""
         late = call.phase is Phase.STARTED and self._too_late(call)
-        return not _alive and not late and self._tenure.remaining_s() > 0
+        return not (_alive or late or self._called_off()) and self._tenure.remaining_s() > 0
 
     async def allowed(self, call: Call) -> None:
         """Return when this worker may act for *call*; never, if it may not. Raises `NotBegun` if it is too late."""
@@ -231,8 +251,12 @@ class Effects:
             if started:
                 raise NotBegun from error
             raise
-        if started and self._too_late(call):
+        if self._called_off() or (started and self._too_late(call)):
             raise NotBegun
+
+    def _called_off(self) -> bool:
+        """Whether nothing may begin any more: the run is being left, or its time is over."""
+        return self.leaving() or self._left_s() <= 0
 
     def under_way(self, call: Call) -> UnderWay:
         """What tells this process that the call is being made."""
@@ -270,14 +294,19 @@ class Effects:
             task.cancel()
             await asyncio.wait({task}, timeout=STOP_GRACE_S)
         if not task.done():
-            _alive[self._place(call)] = task
+            self._outlives(call, task)
             task.add_done_callback(lambda done: self._late(call, attempt, done))
+
+    def _outlives(self, call: Call, task: asyncio.Task[Any]) -> None:
+        """Let no other attempt begin beside *task*, for which nobody waits any more, while it goes on."""
+        if not task.done():
+            _alive[self._place(call)] = task
+            task.add_done_callback(lambda done: _alive.pop(self._place(call), None))
 
     def _place(self, call: Call) -> tuple[str, str, str]:
         return self._journal.identity, self._tenure.thread, call.id
 
     def _late(self, call: Call, attempt: int, task: asyncio.Task[Any]) -> None:
-        _alive.pop(self._place(call), None)
         if not task.cancelled():
             self.send_late(call, attempt, _completion_of(task))
 
@@ -317,16 +346,22 @@ class Effects:
             threading.Thread(target=send, name="refold late outcome", daemon=True).start()
 
     async def _alone(self, call: Call) -> None:
-        """Never two attempts of one call at once: one that was given up may still act."""
+        """
+        Never two attempts of one call at once: one that was given up may still act.
+
+        Raises `NotBegun` if nothing may begin any more meanwhile.
+        """
         while (earlier := _alive.get(self._place(call))) is not None:
+            if self._called_off():
+                raise NotBegun
             loop = earlier.get_loop()
             if loop is asyncio.get_running_loop():
-                await asyncio.wait({earlier})
+                await asyncio.wait({earlier}, timeout=EARLIER_POLL_S)
             elif loop.is_closed():
                 # Nobody will ever hear of it: left to its time-out, as a tool of another process is.
                 return
             else:
-                await asyncio.sleep(ELSEWHERE_POLL_S)
+                await asyncio.sleep(EARLIER_POLL_S)
 
     async def _still_ours(self) -> None:
         """The lease may have run out while this process stood still: nothing is called then but by its holder."""
@@ -399,7 +434,7 @@ class Effects:
 
 
 def _nothing() -> None:
-    """No connection to cancel yet."""
+    """Whoever asks or is told by this has no idle time."""
 
 
 def _completion_of(task: asyncio.Task[Any]) -> Completion:

@@ -21,6 +21,7 @@ class Gate:
 
     def __init__(self, host: Host, outbox: Outbox) -> None:
         self.alone: str | None = None
+        self._transaction: Call | None = None
         self._host = host
         self._outbox = outbox
         self._waiting: list[tuple[int, Call]] = []
@@ -65,7 +66,7 @@ class Gate:
             if seq > self._outbox.durable or (alone and not self._outbox.empty):
                 self._waiting.append((seq, call))
             elif alone:
-                self.alone = call.path
+                self.alone, self._transaction = call.path, call
                 self._waiting += waiting[position + 1 :]
                 self._host.transact(call, self._attempts[call.path])
                 return
@@ -93,6 +94,11 @@ class Gate:
         """Wait no longer for what is under way, and ask it to stop."""
         del self._attempts[call.path]
         self._host.abandon(call)
+
+    def roll_back(self) -> None:
+        """Let the transactional tool under way commit no more; that it has come to its end is told all the same."""
+        if self._transaction is not None and self.alone is not None:
+            self._host.abandon(self._transaction)
 
     def forget(self, call: Call | None) -> None:
         """Wait no longer for *call*: it has been answered while its reconciler was still being asked."""

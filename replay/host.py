@@ -39,14 +39,15 @@ class Host(Protocol):
         """
         Run a transactional tool, its outcome appended in the tool's own transaction.
 
-        Answered by `Session.committed` with that event, or by `Session.completed` when nothing happened.
+        Answered by `Session.committed` with that event, or by `Session.completed` when nothing happened: as never begun
+        if it was abandoned.
         """
 
     def reconcile(self, call: Call, attempt: int) -> None:
         """Ask the outside world about a call in doubt; answered by `Session.reconciled`."""
 
     def abandon(self, call: Call) -> None:
-        """Ask an effect under way to stop."""
+        """Ask an effect under way to stop; a transactional tool is rolled back, and answered all the same."""
 
     def alarm(self, at_us: int) -> None:
         """Call `Session.alarm` when the clock reaches *at_us*."""

@@ -128,9 +128,11 @@ class LiveHost:
         self._spawn(call, ask())
 
     def abandon(self, call: Call) -> None:
-        """Cancel an effect's task."""
+        """Cancel an effect's task; a transaction is rolled back, and says so."""
         running = self._running.get(call.path)
-        if running is not None and not self._detached:
+        if call.path == self._alone:
+            self._effects.roll_back(call)
+        elif running is not None and not self._detached:
             running.cancel()
 
     def alarm(self, at_us: int) -> None:
@@ -164,11 +166,12 @@ class LiveHost:
             await self._finished.wait()
         except asyncio.CancelledError:
             self.stop("the caller went away", self._limits.leave_grace_s)
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._limits.leave_grace_s + 1):
                     await self._finished.wait()
-            except TimeoutError:
-                pass
+            if self._alone:
+                # A COMMIT is on its way: its answer is waited for, also to give the lease back.
+                await self._finished.wait()
             raise
         finally:
             with self._lock:

@@ -151,6 +151,23 @@ def soonest(interpreter: Interpreter, holds: Holds, *, after: int = -1) -> int |
     return min([*holding, *(time for time in times if time > after)], default=None)
 
 
+def unsettled(interpreter: Interpreter, holds: Holds) -> list[Call]:
+    """Calls that only somebody outside can settle."""
+    calls = interpreter.pending.values()
+    return [call for call in calls if call.phase is Phase.DOUBT and holds.until(call) is None]
+
+
+def resting(
+    interpreter: Interpreter, holds: Holds, looked_up: dict[str, str], *, at: int, due: int | None
+) -> ev.RunParked | ev.RunReleased:
+    """The event of a run in which nothing is done any more, until somebody settles a doubt, or something comes."""
+    run, doubts = interpreter.run_id, unsettled(interpreter, holds)
+    if doubts:
+        reason = doubt_reason(doubts, looked_up)
+        return ev.RunParked(at=at, run=run, reason=reason, calls=[call.id for call in doubts])
+    return ev.RunReleased(at=at, run=run, reason="waiting", wake_at=due)
+
+
 def policy_of(command: Command) -> InDoubt:
     """What a resume does with a call in doubt."""
     if isinstance(command, ToolCall):

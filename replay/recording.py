@@ -53,7 +53,7 @@ class Completion(Struct, frozen=True):
     """
     What came of performing a call: a value, or an error.
 
-    `timed_out` when it was given up, outcome unknown; not `begun` when its start is recorded and nothing was done.
+    `timed_out` when it was given up, outcome unknown; not `begun` when nothing was done.
     """
 
     value: Any = None

@@ -16,13 +16,14 @@ from functools import partial
 from ..journal.store import Message
 from . import events as ev
 from .alarms import Alarms
+from .aside import Aside
 from .commands import Call, ModelCall, Phase, StepCall, ToolCall
 from .ending import ENDS, OVERDUE, End
 from .gate import Gate
 from .holds import Holds
 from .host import Host
 from .interpreter import Interpreter
-from .matching import Mailbox, doubt_reason, has_news, policy_of, soonest
+from .matching import Mailbox, has_news, policy_of, resting, soonest, unsettled
 from .outbox import Outbox, Unrecorded
 from .outcomes import Reconciled, Unknown
 from .recording import (
@@ -81,7 +82,7 @@ class Session:
         self._stepper = Stepper(interpreter, self._outbox)
         self._gate = Gate(host, self._outbox)
         self._base = head
-        self._deferred: list[Callable[[], object]] = []
+        self._aside = Aside()
         self._refused: list[Call] = []
         self._unmatched = False
         self._looked_up: dict[str, str] = {}
@@ -145,9 +146,9 @@ class Session:
         """Leave the run as it is, whatever has come for it, unless it is to be cancelled."""
         self.interpreter.tenure_over()
         self.mail.remember(messages)
-        if (wish := self.mail.cancellation(self.interpreter, self.holds, at=self._at())) is not None:
-            self._cancel(*wish)
-        elif not self._keep_deadline():
+        self._cancel_if_asked()
+        self._keep_deadline()
+        if not self.interpreter.cancelling:
             self.end = End(status="parked")
         self._go_on()
 
@@ -170,14 +171,14 @@ class Session:
     def completed(self, path: str, attempt: int, completion: Completion) -> bool:
         """An effect is over; False if nobody waits for this attempt any more and nothing was recorded."""
         if self._gate.alone not in (None, path):
-            self._deferred.append(partial(self.completed, path, attempt, completion))
+            self._aside.put(partial(self.completed, path, attempt, completion))
             return True
         call = self.interpreter.at(path)
         if self.error is not None or call is None or not self._gate.over(path, attempt):
             return False
         if self._stepper.halted is not None:
             self._record_unstepped(call, completion)
-        else:
+        elif completion.begun or call.phase is Phase.STARTED:
             self._outcome(call, completion)
         self._go_on()
         return True
@@ -196,7 +197,7 @@ class Session:
     def reconciled(self, path: str, attempt: int, verdict: Reconciled) -> None:
         """The outside world has said what it knows of an attempt in doubt."""
         if self._gate.alone is not None:
-            self._deferred.append(partial(self.reconciled, path, attempt, verdict))
+            self._aside.put(partial(self.reconciled, path, attempt, verdict))
             return
         call = self.interpreter.at(path)
         if self.error is not None or call is None or not self._gate.over(path, attempt):
@@ -214,18 +215,24 @@ class Session:
         self.mail.remember(messages)
         if self._gate.alone is not None:
             self._unmatched = True
+            if self._asked_to_cancel() is not None:
+                self._order(self._cancel_if_asked, self._policy.cancel_grace_s)
         elif self._stepper.halted is None and self.error is None:
             self._match_messages()
             self._go_on()
 
     def alarm(self) -> None:
         """The clock has reached an alarm, or may have."""
-        if self._gate.alone is not None:
-            self._deferred.append(self.alarm)
-            return
         if self.error is not None or self.end is not None:
             return
         now = self._host.now_us()
+        if self._gate.alone is not None:
+            self._aside.put(self.alarm)
+            if self.alarms.struck(now):
+                self._gate.roll_back()
+            elif self.alarms.watch():
+                self._order(self._keep_deadline, self._policy.cancel_grace_s)
+            return
         if self.alarms.struck(now):
             self._give_up()
         self._keep_deadline()
@@ -242,7 +249,7 @@ class Session:
     def stop(self, reason: str, *, grace_s: float = 0.0) -> None:
         """Leave in good order: begin nothing, give what runs *grace_s*, record it, then release."""
         if self._gate.alone is not None:
-            self._deferred.append(partial(self.stop, reason, grace_s=grace_s))
+            self._order(partial(self.stop, reason, grace_s=grace_s), grace_s)
             return
         if self._stopping is not None or self.end is not None or self.error is not None:
             return
@@ -259,7 +266,7 @@ class Session:
 
     def leaving(self) -> bool:
         """Whether what runs had better stop: the worker leaves, lost its lease, or the run is cancelled."""
-        stopped = self.error is not None or self._stopping is not None
+        stopped = self.error is not None or self._stopping is not None or self._aside.ordered
         return stopped or bool(self._stepper.halted or self.interpreter.cancelling)
 
     # Beginning
@@ -279,9 +286,7 @@ class Session:
                 self._start(call)
             case ToolCall() if call.phase is Phase.REFUSED:
                 self._refused.append(call)
-            case _ if (
-                begun := beginning(call, at=self._outbox.last_at, now_us=self._host.now_us())
-            ) is not None:
+            case _ if begun := beginning(call, at=self._outbox.last_at, now_us=self._host.now_us()):
                 self._emit(begun)
                 self._unmatched = True
                 self.alarms.wake_at(call.due)
@@ -354,13 +359,23 @@ class Session:
 
     # Messages
 
-    def _keep_deadline(self) -> bool:
-        """Cancel the run if its time is over, else see to it that it is then; whether it was cancelled now."""
-        if not self.alarms.watch() or self._over() or self.leaving():
-            return False
-        run = self.interpreter.run_id
-        self._cancel(ev.CancelRequested(at=self._at(), run=run, reason=OVERDUE, by="deadline"))
-        return True
+    def _keep_deadline(self) -> None:
+        """Cancel the run if its time is over, else see to it that it is then."""
+        if self.alarms.watch() and not (self._over() or self.leaving()):
+            run = self.interpreter.run_id
+            self._cancel(ev.CancelRequested(at=self._at(), run=run, reason=OVERDUE, by="deadline"))
+
+    def _order(self, step: Callable[[], object], grace_s: float) -> None:
+        """Obey an order to stop as soon as the transaction under way is over; it is rolled back after *grace_s*."""
+        self._aside.order(step)
+        self.alarms.set_grace(grace_s, self._host.now_us())
+
+    def _asked_to_cancel(self) -> tuple[ev.CancelRequested, int] | None:
+        return self.mail.cancellation(self.interpreter, self.holds, at=self._at())
+
+    def _cancel_if_asked(self) -> None:
+        if not (self._over() or self.leaving()) and (wish := self._asked_to_cancel()) is not None:
+            self._cancel(*wish)
 
     def _cancel(self, body: ev.CancelRequested, message_id: int | None = None) -> None:
         """End the run for good: begin nothing, record what returns within the grace, doubt the rest."""
@@ -410,9 +425,9 @@ class Session:
     def _go_on(self) -> None:
         if self.end is not None or self.error is not None or self._gate.alone is not None:
             return
-        deferred, self._deferred = self._deferred, []
-        for step in deferred:
+        for step in self._aside.take():
             step()
+        self._keep_deadline()
         while self._unmatched or self._refused:
             refused, self._refused = self._refused, []
             for call in refused:
@@ -422,7 +437,7 @@ class Session:
                 self._unmatched = False
                 self._match_messages()
         self._flush()
-        if self._gate.waits and not self.leaving():
+        if self._gate.waits and self._may_begin():
             self._gate.open()
         if not self._gate.idle or not self._outbox.empty:
             return
@@ -435,8 +450,6 @@ class Session:
             self._flush()
         elif self._stopping is not None:
             self.end = End(status="released")
-        elif self._keep_deadline():
-            self._go_on()
         else:
             self._rest()
 
@@ -449,25 +462,13 @@ class Session:
         if due is not None and due <= self._host.now_us() + round(self._policy.hold_wait_s * 1e6):
             self.alarms.wake_at(due)
             return
-        run, doubts = self.interpreter.run_id, self._doubts()
-        if doubts:
-            calls, reason = [call.id for call in doubts], doubt_reason(doubts, self._looked_up)
-            self._emit(ev.RunParked(at=self._at(), run=run, reason=reason, calls=calls))
-        else:
-            self._emit(ev.RunReleased(at=self._at(), run=run, reason="waiting", wake_at=due))
+        self._emit(resting(self.interpreter, self.holds, self._looked_up, at=self._at(), due=due))
         self._outbox.flush(leaving=True)
 
     def _leave(self) -> None:
-        if self._doubts() or isinstance(self._outbox.last, ev.RunParked):
-            self.end = End(status="parked")
-        else:
-            self.end = End(
-                status="waiting", wake_at=self.alarms.sooner(soonest(self.interpreter, self.holds))
-            )
-
-    def _doubts(self) -> list[Call]:
-        """Calls that only somebody outside can settle."""
-        return [c for c in self._pending() if c.phase is Phase.DOUBT and self.holds.until(c) is None]
+        parked = unsettled(self.interpreter, self.holds) or isinstance(self._outbox.last, ev.RunParked)
+        due = None if parked else self.alarms.sooner(soonest(self.interpreter, self.holds))
+        self.end = End(status="parked" if parked else "waiting", wake_at=due)
 
     def _give_up(self) -> None:
         """Grace is over: what still runs is in doubt, and a cancelled run ends."""

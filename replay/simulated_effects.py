@@ -10,6 +10,7 @@ from ..journal.envelope import NewEvent
 from ..journal.errors import LeaseLost, StoreError
 from ..journal.store import Append, AppendResult
 from ..journal.tenure import Tenure
+from .attempt import NotBegun
 from .commands import Call, Command, ModelCall, StepCall, ToolCall
 from .errors import ModelError, ToolError
 from .events import decode_bytes
@@ -89,6 +90,9 @@ class Effects:
             if isinstance(error, LeaseLost | StoreError):
                 if not self.over:
                     self._enter(lambda: self._fail(error))
+            elif isinstance(error, NotBegun):
+                self._world.marks["transaction called off"] += 1
+                self._outcome(call, attempt, Completion(begun=False))
             elif error is not None:
                 self._outcome(call, attempt, Completion(error=rolled_back(error)))
             else:
@@ -100,35 +104,42 @@ class Effects:
             if not self.over:
                 self._enter(lambda: session.committed(call.path, attempt, body))
 
+        transaction = self._transaction = Transaction(
+            self._process,
+            self._tenure,
+            call,
+            run_tool=call_now,
+            event_body=lambda done: session.committed_outcome(call, done),
+            deed=lambda value: self._deed_of("tool", call, attempt, tool.name, args, value=value),
+            over=over,
+            leaving=session.leaving,
+        )
+
         def begin(fault: str) -> None:
-            if self.over:
-                return
-            self._transaction = Transaction(
-                self._process,
-                self._tenure,
-                call,
-                fault,
-                run_tool=call_now,
-                event_body=lambda done: session.committed_outcome(call, done),
-                deed=lambda value: self._deed_of("tool", call, attempt, tool.name, args, value=value),
-                over=over,
-            )
-            self._transaction.go_on()
+            if not self.over:
+                transaction.begin(fault)
 
         latency_us = self._scenario.latency_us.get(tool.name, LATENCY_US["tool"])
         self._process.do("tool", f"tool {call.path}", latency_us, begin)
 
-    def see_through(self, work: Callable[[Any], Append]) -> tuple[Append, AppendResult]:
+    def see_through(
+        self, work: Callable[[Any], Append], check: Callable[[], None]
+    ) -> tuple[Append, AppendResult]:
         """See the transaction under way through."""
         assert self._transaction is not None
-        return self._transaction.see_through(work)
+        return self._transaction.see_through(work, check)
 
     def reconcile(self, call: Call, attempt: int) -> None:
         """Ask a tool's reconciler."""
         self._begin("reconcile", "reconcile", call, attempt, self._ask_reconciler)
 
     def abandon(self, call: Call) -> None:
-        """What has not begun does not begin."""
+        """What has not begun does not begin; a transaction is called off."""
+        command = call.command
+        if isinstance(command, ToolCall) and command.tool.transactional:
+            assert self._transaction is not None
+            self._transaction.call_off()
+            return
         self._abandoned.add((call.path, call.attempt))
 
     def _begin(
@@ -277,7 +288,7 @@ class Effects:
             deps=self._deps,
             deadline_s=deadline_s,
             heartbeat=lambda: None,
-            cancelled=lambda: False,
+            cancelled=self._session.leaving,
             connection=connection,
         )
 

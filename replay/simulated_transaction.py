@@ -11,6 +11,7 @@ from ..journal.errors import StoreUnavailable
 from ..journal.store import Append, AppendResult, Outcome
 from ..journal.tenure import Tenure
 from ..journal.transaction import see_through
+from .attempt import NotBegun
 from .commands import Call, ToolCall
 from .errors import ToolError
 from .events import VERSIONS, decode_bytes, encode_body, kind_of
@@ -55,11 +56,11 @@ class Transaction:
         process: Where it runs.
         tenure: Writes its event.
         call: What is called.
-        fault: What the tool itself does wrong.
         run_tool: Calls the tool on a connection.
         event_body: Makes the body of the event that records a completion.
         deed: What the world is to know of the call, as of now.
         over: Told how it ended: the event that is in the log, or the error.
+        leaving: Whether nothing may begin any more.
     """
 
     def __init__(
@@ -67,50 +68,81 @@ class Transaction:
         process: Process,
         tenure: Tenure,
         call: Call,
-        fault: str,
         *,
         run_tool: Callable[[Rows], Any],
         event_body: Callable[[Completion], Any],
         deed: Callable[[Any], Deed],
         over: Callable[[Any, Exception | None], None],
+        leaving: Callable[[], bool],
     ) -> None:
         assert isinstance(call.command, ToolCall)
         self._process = process
         self._world: Simulation = process.world
         self._tenure = tenure
         self._call = call
-        self._fault = fault
+        self._fault = ""
         self._run_tool = run_tool
         self._event_body = event_body
         self._deed = deed
         self._over = over
+        self._leaving = leaving
+        self._committing = self._called_off = self._ended = False
         self._answers: list[AppendResult | bool | StoreUnavailable] = []
-        self._begun_s = process.clocks.monotonic_s()
+        self._begun_s = 0.0
         self._asked = 0
         self._tries: list[tuple[NewEvent, Rows, Any]] = []
         self._tried = 0
 
+    def begin(self, fault: str) -> None:
+        """The tool comes to its end; *fault* is what it does wrong."""
+        self._fault = fault
+        self._begun_s = self._process.clocks.monotonic_s()
+        self.go_on()
+
     def go_on(self) -> None:
         """Run as far as the answers reach."""
+        if self._ended:
+            return
         self._asked = self._tried = 0
         clocks, body, failure = self._process.clocks, None, None
         clocks.stopped_s = self._begun_s
         try:
-            body = decode_bytes(self._tenure.transact(self._make, limit_s=HOLD_S).body)
+            body = decode_bytes(self._tenure.transact(self._make, limit_s=HOLD_S, check=self._check).body)
         except _Unanswered:
             return
         except Exception as error:  # noqa: BLE001 - what a transaction raises is its outcome
             failure = error
         finally:
             clocks.stopped_s = None
+        self._ended = True
         self._over(body, failure)
 
-    def see_through(self, work: Callable[[Any], Append]) -> tuple[Append, AppendResult]:
+    def call_off(self) -> None:
+        """Let it commit no more; a commit that is on its way is seen through."""
+        self._called_off = True
+        if not (self._committing or self._ended):
+            self._ended = True
+            self._over(None, NotBegun())
+
+    def _check(self) -> None:
+        if self._tried == len(self._tries) and (self._called_off or (self._tried and self._leaving())):
+            self._world.marks["transaction not run again"] += 1
+            raise NotBegun
+
+    def see_through(
+        self, work: Callable[[Any], Append], check: Callable[[], None]
+    ) -> tuple[Append, AppendResult]:
         """What the tenure asks of the journal."""
         # Of a store it is asked for nothing but `transact` and `recorded`.
         store: Any = self
         return see_through(
-            store, self._process.clocks, work, hold_s=HOLD_S, limit_s=HOLD_S, sleep=lambda pause_s: None
+            store,
+            self._process.clocks,
+            work,
+            hold_s=HOLD_S,
+            limit_s=HOLD_S,
+            check=check,
+            sleep=lambda pause_s: None,
         )
 
     # The store, as `see_through` knows it
@@ -157,6 +189,7 @@ class Transaction:
 
     def _commit(self, append: Append) -> None:
         process, world = self._process, self._world
+        self._committing = True
         sent = Sent(append=append, worker=process.name, invoked=world.step)
         world.sent.append(sent)
         _, rows, value = self._tries[-1]

@@ -260,9 +260,11 @@ class Worker(Process):
         assert self._effects is not None
         self._effects.transact(call, attempt)
 
-    def _see_through(self, work: Callable[[Any], Append], limit_s: float) -> tuple[Append, AppendResult]:
+    def _see_through(
+        self, work: Callable[[Any], Append], limit_s: float, check: Callable[[], None]
+    ) -> tuple[Append, AppendResult]:
         assert self._effects is not None
-        return self._effects.see_through(work)
+        return self._effects.see_through(work, check)
 
     def reconcile(self, call: Call, attempt: int) -> None:
         """Ask a tool's reconciler."""

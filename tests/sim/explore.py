@@ -50,6 +50,7 @@ MARKS = frozenset(
         "commit found",
         "commit not found",
         "transaction run again",
+        "transaction called off",
         "run after run",
     }
 )

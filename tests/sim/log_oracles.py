@@ -12,6 +12,12 @@ from sim.told import ENDS, STARTS, is_outcome
 DISTURBING = frozenset({"pause", "freeze", "late", "rival", "twin", "jump", "ahead", "behind", "interrupt"})
 """Faults after which the times in a log are not those of the database's clock, or of nobody's."""
 
+OF_TOOLS = frozenset({"refuses", "fails", "raises", "hangs", "hangs early"})
+"""Faults that hold up no worker."""
+
+SLACK_US = 50_000
+"""What appends take beside whatever is waited for."""
+
 ASKS = STARTS | {"timer_set", "wait_started", "approval_requested"}
 """Events by which a call begins."""
 
@@ -169,7 +175,11 @@ def time_is_kept(history: History) -> Iterator[str]:
 
 
 def deadlines_are_kept(history: History) -> Iterator[str]:
-    """A run is cancelled for its deadline only when that has passed, and from then on nothing of it begins."""
+    """
+    A run is cancelled for its deadline only when that has passed, and from then on nothing of it begins.
+
+    Whatever is under way keeps it no longer than the grace.
+    """
     due: dict[str, int] = {}
     for seq, (event, body) in enumerate(zip(history.events, history.bodies, strict=True), 1):
         kind = body["kind"]
@@ -179,6 +189,10 @@ def deadlines_are_kept(history: History) -> Iterator[str]:
             if event.recorded_at < due[body["run"]]:
                 early_us = due[body["run"]] - event.recorded_at
                 yield f"seq {seq} cancels {body['run']} {early_us} us before its deadline"
+            grace_us = round(history.lane.scenario.policy.cancel_grace_s * 1e6)
+            late_us = event.recorded_at - due[body["run"]] - grace_us
+            if late_us > SLACK_US and not history.kinds - OF_TOOLS:
+                yield f"seq {seq} cancels {body['run']} {late_us} us after its deadline and the grace"
         elif kind in ASKS and not history.kinds & DISTURBING:
             at = due.get(body["call"].partition("/")[0])
             if at is not None and body["at"] > at + LATENCY_US["store"] + 1_000:

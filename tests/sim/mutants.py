@@ -43,7 +43,7 @@ from sim.mutant import MUTANTS, mutant
 
 __all__ = ["MUTANTS", "hot_mutants"]
 
-E, A, F, D, W, S, T, N, B, M, H, P = (
+E, A, F, D, W, S, T, N, B, M, H, P, U = (
     scenarios.ERRAND,
     scenarios.AGENT,
     scenarios.FICKLE,
@@ -56,6 +56,7 @@ E, A, F, D, W, S, T, N, B, M, H, P = (
     scenarios.ACTING,
     scenarios.HURRY,
     scenarios.PATIENCE,
+    scenarios.AUDIT,
 )
 
 
@@ -473,3 +474,8 @@ def calls_begin_though_the_run_is_being_ended(may_begin: Any) -> Any:
 )
 def calls_begin_though_the_time_is_over(may_begin: Any) -> Any:
     return lambda self: not self.leaving()
+
+
+@mutant(Gate, "roll_back", "deadlines_are_kept", (U, 0, ""))
+def a_transaction_is_waited_for_though_its_grace_is_over(roll_back: Any) -> Any:
+    return lambda self: None

@@ -448,6 +448,25 @@ HURRY = Scenario(
     name="hurry", program=hurry, reply=lambda call: None if call.name == "no" else go(call), deadline_s=30.08
 )
 
+# A run whose time ends in the middle of a transaction
+
+
+@program
+async def audit(run: Run, value: Any) -> Any:
+    both = await run.gather(tried(run, brew, what="tea"), tried(run, enter, amount=1))
+    return [*both, await tried(run, pay, amount=2)]
+
+
+AUDIT = Scenario(
+    name="audit",
+    program=audit,
+    reply=go,
+    transactions=True,
+    policy=Policy(cancel_grace_s=0.1),
+    latency_us={"brew": 100_000, "enter": 900_000},
+    deadline_s=0.4,
+)
+
 # People who look at a doubt only when the run has come to rest over it
 
 
@@ -472,7 +491,7 @@ PATIENCE = Scenario(name="patience", program=patience, reply=go, patient=True, l
 STEADY = (ERRAND, AGENT, DOUBTS, WAITS, STUBBORN, TURNS, AGAIN, BOOKS, LEDGERS, PATIENCE)
 """Scenarios whose runs mean the same whatever the order of what is done side by side."""
 STEADY_NAMES = frozenset(scenario.name for scenario in STEADY)
-ENDINGS = {"stubborn": "failed", "hurry": "cancelled"}
+ENDINGS = {"stubborn": "failed", "hurry": "cancelled", "audit": "cancelled"}
 """How a scenario's last run ends when nothing goes wrong, where it gives no output."""
-RESTLESS = (FICKLE, SHARED, TOLD, ACTING, HURRY)
+RESTLESS = (FICKLE, SHARED, TOLD, ACTING, HURRY, AUDIT)
 ALL = {scenario.name: scenario for scenario in (*STEADY, *RESTLESS)}
