@@ -12,6 +12,8 @@ RefoldError
 ├── ThreadSealed               an imported thread that nobody has adopted     (exit 2)
 ├── ThreadsDiffer              an import that is no continuation of the thread
 ├── LeaseLost                  another worker owns the thread now; stop
+├── TransactionSpoilt          a transactional tool left it in no state to be committed; rolled back
+├── TransactionEnded           a transactional tool ended it itself; what it did may be committed
 ├── StoreError                                                               (exit 3)
 │   ├── StoreUnavailable       unreachable, or the answer was lost and the retries too
 │   ├── StoreRefused           reachable but unfit: too old, unsafe, rights or schema missing
@@ -120,6 +122,20 @@ class LeaseLost(RefoldError):
         )
         self.thread = thread
         self.fence = fence
+
+
+class TransactionSpoilt(RefoldError):
+    """A transactional tool left its transaction in a state in which nothing can be committed; it was rolled back."""
+
+
+class TransactionEnded(RefoldError):
+    """A transactional tool ended the transaction that it was given; what it did may or may not be committed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the tool ended the transaction that was to record its outcome (it sent COMMIT or ROLLBACK), so what it "
+            "wrote may be committed; use 'with context.connection.transaction():' for a part that may be undone"
+        )
 
 
 class StoreError(RefoldError):

@@ -16,15 +16,24 @@ from psycopg import pq
 from psycopg.abc import Buffer
 from psycopg.adapt import Loader
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
+from psycopg.rows import tuple_row
+from psycopg.types.datetime import TimestamptzBinaryLoader
 
 from . import statements as sql
 from .admission import Admitting
 from .envelope import Event, check_thread_id
-from .errors import RefoldError, StoreUnavailable, ThreadNotFound, ThreadSealed, UsageError
+from .errors import (
+    RefoldError,
+    StoreUnavailable,
+    ThreadNotFound,
+    ThreadSealed,
+    UsageError,
+)
 from .install import check_server, ensure_schema
+from .lent_transaction import LentTransaction
 from .limits import check_message
-from .sqlstate import refusal, rolled_back
+from .lines import WAIT_S, Lines
+from .sqlstate import refusal
 from .store import (
     Append,
     AppendResult,
@@ -32,7 +41,6 @@ from .store import (
     Cursor,
     Lease,
     Message,
-    Outcome,
     Page,
     Release,
     Sent,
@@ -58,10 +66,8 @@ class Connection(psycopg.Connection[sql.Row]):
 
 T = TypeVar("T")
 
-COMMIT_WITHIN_MS = 10_000
-_POOL_MAX = 8
+_SHORT_CALLS_MAX = 8
 _PREPARE_AFTER = 5
-_POOL_WAIT_S = 10.0
 
 # A server that vanished without a word must not hold an append for the hours TCP would wait.
 _DEFAULTS = {
@@ -89,22 +95,6 @@ class _MicrosLoader(Loader):
         return int.from_bytes(data, "big", signed=True) + _EPOCH_US
 
 
-class _Theirs(Exception):
-    """Carries an exception of somebody else's work out of a transaction, untranslated."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-class _Undone(Exception):
-    """Rolls a transaction back whose append was not taken."""
-
-    def __init__(self, result: AppendResult) -> None:
-        super().__init__(result.outcome)
-        self.result = result
-
-
 class PostgresStore(Admitting):
     """
     Threads in a PostgreSQL database; made by `open`.
@@ -118,10 +108,8 @@ class PostgresStore(Admitting):
         self._prepare = prepare
         self._identity = identity
         self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._closed = False
-        self._lines: list[Connection] = []
-        self._pool: ConnectionPool[Connection] | None = None
+        self._lines = Lines(self._connected)
+        self._short_calls = threading.BoundedSemaphore(_SHORT_CALLS_MAX)
         self._at_exit = _close_at_exit(self)
 
     @classmethod
@@ -209,7 +197,7 @@ class PostgresStore(Admitting):
     def renew(self, thread: str, *, fence: int, ttl_s: float) -> bool:
         """Renew the lease for *ttl_s* from now; False if the fence is not current."""
         params = (thread, fence, ttl_s)
-        return bool(self._on_line(lambda line: self._execute(line, sql.RENEW, params))[0][0])
+        return bool(self._on_line(lambda line: self._execute(line, sql.RENEW, params), urgent=True)[0][0])
 
     def append(self, append: Append) -> AppendResult:
         """Append a batch, or say why not."""
@@ -223,43 +211,29 @@ class PostgresStore(Admitting):
 
     def take_wire(self) -> Wire | None:
         """An idle connection for appends that are not waited for; None if there is none now."""
-        with self._lock:
-            usable = self._prepare and self._lines and os.getpid() == self._pid
-            return self._lines.pop().wire(prepare=True, keep=self._keep) if usable else None
+        line = self._lines.take_idle() if self._prepare and os.getpid() == self._pid else None
+        return None if line is None else line.wire(prepare=True, keep=self._lines.put)
 
     def transact(self, work: Callable[[Any], Append], *, limit_s: float) -> AppendResult:
         """Call *work* with a connection in a transaction, and append what it returns in that very transaction."""
-        line = self._line()
+        line = self._take(urgent=True)
+        self._lines.part_with()
+        # Of our settings, the one that changes what the work reads.
+        line.adapters.register_loader("timestamptz", TimestamptzBinaryLoader)
+        lent = LentTransaction(
+            line,
+            execute=lambda query, params: self._execute(line, query, params),
+            errors=psycopg.Error,
+            refusal=_translate,
+        )
         try:
-            with _translated(), line.transaction():
-                # Whoever stands still in here must not keep locks for ever that its successor waits for.
-                self._execute(line, sql.IDLE_AT_MOST, (limit_s,))
-                try:
-                    append = work(line)
-                except BaseException as error:
-                    raise _Theirs(error) from error
-                params = (*sql.append_params(append), COMMIT_WITHIN_MS)
-                rows = self._execute(line, sql.APPEND_AND_COMMIT, params)
-                result = sql.append_result(rows[0][0], append)
-                if result.outcome is not Outcome.APPENDED:
-                    raise _Undone(result)
-        except _Theirs as theirs:
-            lost = line.broken or rolled_back(theirs.error)
-            self._keep_or_close(line, theirs.error)
-            if lost:
-                # Whatever the work made of it: its transaction is gone, and with it all that it did.
-                raise StoreUnavailable(
-                    f"a transaction was lost before its COMMIT ({theirs}); nothing of it was written, try again"
-                ) from theirs.error
-            raise theirs.error from None
-        except _Undone as undone:
-            self._keep(line)
-            return undone.result
-        except BaseException as error:
-            self._keep_or_close(line, error)
+            return lent.run(work, limit_s)
+        except StoreUnavailable as error:
+            self._suspect_idle(error)
             raise
-        self._keep(line)
-        return result
+        finally:
+            # Whatever somebody else's work has set on it is to meet nobody.
+            line.close()
 
     def recorded(self, thread: str, seq: int, event: UUID) -> bool:
         """Whether that event is in the log at *seq*, after waiting for a transaction that may yet add it."""
@@ -299,100 +273,74 @@ class PostgresStore(Admitting):
 
     def close(self) -> None:
         """Close connections; calls under way may fail with `StoreUnavailable`."""
-        with self._lock:
-            self._closed = True
-            lines, self._lines = self._lines, []
-            pool, self._pool = self._pool, None
-        if os.getpid() != self._pid:
-            return
-        for line in lines:
-            line.close()
-        if pool is not None:
-            pool.close()
-        atexit.unregister(self._at_exit)
+        if os.getpid() == self._pid:
+            self._lines.close()
+            atexit.unregister(self._at_exit)
 
     def _ask(self, query: LiteralString, params: sql.Params) -> list[sql.Row]:
-        """A short call, on a connection of the pool."""
-        pool = self._opened_pool()
-        try:
-            with _translated(), pool.connection() as connection:
-                return self._execute(connection, query, params)
-        except PoolClosed:
-            raise StoreUnavailable("this journal is closed; open another one") from None
-        except (PoolTimeout, TooManyRequests):
+        """A short call; so many at a time, that a crowd of readers does not fill the server."""
+        if not self._short_calls.acquire(timeout=WAIT_S):
             raise StoreUnavailable(
-                f"no connection to {_where(self._conninfo)} within {_POOL_WAIT_S:.0f} s; "
-                "is the server running, and does it take more connections?"
-            ) from None
+                f"{_SHORT_CALLS_MAX} calls have been under way for {WAIT_S:.0f} s at "
+                f"{_where(self._conninfo)}; does the server answer?"
+            )
+        try:
+            return self._on_line(lambda line: self._execute(line, query, params), urgent=False)
+        finally:
+            self._short_calls.release()
 
     def _append(self, appends: Sequence[Append]) -> list[AppendResult]:
-        return self._on_line(lambda line: line.wire(prepare=self._prepare, keep=self._keep).call(appends))
+        keep = self._lines.put
+        return self._on_line(
+            lambda line: line.wire(prepare=self._prepare, keep=keep).call(appends), urgent=True
+        )
 
-    def _on_line(self, work: Callable[[Connection], T]) -> T:
-        """A call of the writer or the renewer, on a connection that no reader can keep it from."""
-        line = self._line()
+    def _on_line(self, work: Callable[[Connection], T], *, urgent: bool) -> T:
+        line = self._take(urgent=urgent)
         try:
-            answer = work(line)
+            return work(line)
         except psycopg.Error as error:
             translated = _translate(error)
-            self._keep_or_close(line, translated)
+            if self._suspect_idle(translated):
+                line.close()
             raise translated from error
         except BaseException as error:
-            self._keep_or_close(line, error)
+            if not isinstance(error, RefoldError):
+                line.close()
             raise
-        self._keep(line)
-        return answer
+        finally:
+            self._lines.give_back(line)
 
-    def _line(self) -> Connection:
-        self._check_usable()
-        with self._lock:
-            line = self._lines.pop() if self._lines else None
-        if line is None:
-            line = _connect(self._conninfo)
-            self._configure(line)
-        return line
+    def _suspect_idle(self, error: RefoldError) -> bool:
+        """
+        Close what is idle, if the server cannot serve the connection that met *error*; whether that is so.
 
-    def _keep_or_close(self, line: Connection, error: BaseException) -> None:
-        if isinstance(error, RefoldError) and not line.closed and not getattr(error, "ambiguous", False):
-            self._keep(line)
-        else:
-            line.close()
+        A session keeps what it was told when it began, as that it may only read; those that idle were told the same.
+        """
+        unfit = isinstance(error, StoreUnavailable) and not error.contended
+        if unfit:
+            self._lines.close_idle()
+        return unfit
 
-    def _keep(self, line: Connection) -> None:
-        with self._lock:
-            if not self._closed:
-                self._lines.append(line)
-                return
-        line.close()
-
-    def _execute(self, connection: Connection, query: LiteralString, params: sql.Params) -> list[sql.Row]:
-        return connection.execute(query, params, prepare=self._prepare, binary=True).fetchall()
-
-    def _check_usable(self) -> None:
-        if self._closed:
-            raise StoreUnavailable("this journal is closed; open another one")
+    def _take(self, *, urgent: bool) -> Connection:
         if os.getpid() != self._pid:
             # Two processes on one socket would read each other's answers.
             raise UsageError("this journal was opened before a fork; open another one in the child process")
+        return self._lines.take(urgent=urgent)
 
-    def _opened_pool(self) -> ConnectionPool[Connection]:
-        self._check_usable()
-        with self._lock:
-            if self._pool is None:
-                self._pool = ConnectionPool(
-                    self._conninfo,
-                    connection_class=Connection,
-                    kwargs={"autocommit": True, "prepare_threshold": None},
-                    configure=self._configure,
-                    min_size=0,
-                    max_size=_POOL_MAX,
-                    timeout=_POOL_WAIT_S,
-                    reconnect_timeout=_POOL_WAIT_S,
-                    num_workers=1,
-                    name="refold",
-                    open=True,
-                )
-            return self._pool
+    def _connected(self) -> Connection:
+        line = _connect(self._conninfo)
+        try:
+            self._configure(line)
+        except BaseException:
+            line.close()
+            raise
+        return line
+
+    def _execute(self, connection: Connection, query: LiteralString, params: sql.Params) -> list[sql.Row]:
+        # A cursor of our own making: what a transactional tool has its connection make is the tool's affair.
+        cursor = psycopg.Cursor(connection, row_factory=tuple_row)
+        return cursor.execute(query, params, prepare=self._prepare, binary=True).fetchall()
 
     def _configure(self, connection: Connection) -> None:
         # Checked on each connection: after a failover it may be another server's.
@@ -475,9 +423,9 @@ def _translated() -> Iterator[None]:
         raise _translate(error) from error
 
 
-def _translate(error: psycopg.Error) -> RefoldError:
+def _translate(error: psycopg.Error, worked: bool = False) -> RefoldError:
     sent = error.sqlstate is not None or not isinstance(error, _UNSENT)
-    return refusal(error.sqlstate, _first_line(error), sent=sent)
+    return refusal(error.sqlstate, _first_line(error), sent=sent, worked=worked)
 
 
 def _first_line(error: psycopg.Error) -> str:

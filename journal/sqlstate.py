@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from .errors import RefoldError, StoreRefused, StoreUnavailable, UsageError
+from .errors import RefoldError, StoreRefused, StoreUnavailable, TransactionSpoilt, UsageError
 
 
 class Verdict(StrEnum):
@@ -76,7 +76,19 @@ _REMEDIES: dict[str, str] = {
 }
 
 
-def refusal(sqlstate: str | None, text: str, *, sent: bool = True) -> RefoldError:
+_SPOILS: dict[str, str] = {
+    "25P02": "an SQL error in it had aborted it; put what may fail into 'with context.connection.transaction():'",
+    "25006": "it had been made read only",
+    "42501": "rights are missing; after SET LOCAL ROLE the tool must RESET ROLE",
+}
+
+
+def spoilt(why: str) -> TransactionSpoilt:
+    """The failure of somebody's work after which its transaction could not be committed."""
+    return TransactionSpoilt(f"the transaction could not be committed ({why}); nothing of it happened")
+
+
+def refusal(sqlstate: str | None, text: str, *, sent: bool = True, worked: bool = False) -> RefoldError:
     """
     The error to raise for a database's error.
 
@@ -84,8 +96,11 @@ def refusal(sqlstate: str | None, text: str, *, sent: bool = True) -> RefoldErro
         sqlstate: As for `verdict`.
         text: What the server or the driver said, one line.
         sent: As for `verdict`.
+        worked: Whether it came in a transaction that could be written in, until somebody's work was done in it.
     """
     found = verdict(sqlstate, sent=sent)
+    if worked and (found is Verdict.DEFINITE or sqlstate == "25006"):
+        return spoilt(": ".join(filter(None, (text, _SPOILS.get(sqlstate or "")))))
     if found is Verdict.AMBIGUOUS:
         return StoreUnavailable(
             f"the connection to PostgreSQL broke before its answer came ({text}); the call may have been "

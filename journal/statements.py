@@ -19,11 +19,14 @@ select refold.append(
 APPEND_AND_COMMIT: LiteralString = """
 select refold.append(
   %s, %s::int8, %b, %s::int8, %s::float8, %s, %s::int8, %b, %s, %s::int2, %b, %b),
-  set_config('idle_in_transaction_session_timeout', %s::int8::text, true)
+  pg_catalog.set_config('idle_in_transaction_session_timeout', %s::int8::text, true),
+  extract(epoch from pg_catalog.now())::float8
 """
-IDLE_AT_MOST: LiteralString = """
-select set_config('idle_in_transaction_session_timeout', least(%s::float8 * 1000, 2147483647)::int8::text, true)
+BEGIN: LiteralString = """
+select set_config('idle_in_transaction_session_timeout', least(%s::float8 * 1000, 2147483647)::int8::text, true),
+       current_setting('transaction_read_only') = 'off', extract(epoch from now())::float8
 """
+SINCE: LiteralString = "select extract(epoch from pg_catalog.now())::float8"
 CREATE: LiteralString = "select refold.create(%s)"
 ACQUIRE: LiteralString = """
 select outcome, fence, head, head_hash, state, remaining_s, name, left_open, now_us

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Raw, Struct
 
 from ..journal import codec
-from ..journal.errors import LimitExceeded, UnsupportedValue
+from ..journal.errors import LimitExceeded, TransactionEnded, UnsupportedValue
 from . import events as ev
 from .commands import Call, ModelCall, Phase, Sleep, StepCall, ToolCall, WaitFor
 from .door import RESULT_BYTES_MAX, check_response, check_result
@@ -245,11 +245,12 @@ def failure(error: BaseException) -> ev.Failure:
 
 
 def rolled_back(error: Exception, late: str = "") -> ToolError:
-    """The failure of a call whose transaction was rolled back: whatever it was, there is no effect."""
+    """The failure of a call whose transaction was not committed: no effect, unless the tool had ended it itself."""
     if isinstance(error, ToolError):
         return error
     info = codec.describe_error(error.original if isinstance(error, ToolRaised) else error)
-    return ToolError(late + info.message, error_type=info.type)
+    effect: Effect = "unknown" if isinstance(error, TransactionEnded) else "none"
+    return ToolError(late + info.message, error_type=info.type, effect=effect)
 
 
 def recordable(value: Any, *, what: str) -> bytes:
@@ -369,7 +370,9 @@ def _tool_outcome(
         effect = error.effect
     elif not tool.repeatable:
         effect = "unknown"
-    again = effect != "done" and tool.repeatable and call.failures < tool.retries
+    # A transactional tool is repeatable because nothing of a failed attempt stays.
+    stays = effect == "done" or (effect == "unknown" and tool.transactional)
+    again = not stays and tool.repeatable and call.failures < tool.retries
     return ev.ToolFailed(
         at=at,
         call=call.id,

@@ -27,7 +27,6 @@ HEAVY = {
     "litellm",
     "redis",
     "psycopg",
-    "psycopg_pool",
     "hypothesis",
     "pydantic",
     "msgspec",

@@ -12,12 +12,11 @@ from gate.sources_of_package import ROOMS, Module
 MODULE_LINES_MAX = 499
 FUNCTION_LINES_MAX = 69
 
-CORE = frozenset({"click", "msgspec", "platformdirs", "psycopg", "psycopg_pool", "rich"})
+CORE = frozenset({"click", "msgspec", "platformdirs", "psycopg", "rich"})
 """Import names of what is always installed; `test_the_core_is_what_pyproject_installs` holds them together."""
 
 HOMES = {
     "psycopg": "journal/postgres.py",
-    "psycopg_pool": "journal/postgres.py",
     "litellm": "agent/litellm_client.py",
     "redis": "journal/hot.py",
     "mcp": "agent/mcp_server.py",

@@ -22,9 +22,8 @@ LIMITS = Limits(leave_grace_s=0.05, poll_s=0.02)
 
 
 @pytest.fixture
-def journal(proxy: FaultProxy, database: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Journal]:
+def journal(proxy: FaultProxy, database: str) -> Iterator[Journal]:
     """A journal on a server that can be cut off, and that gives up soon."""
-    monkeypatch.setattr("refold.journal.postgres._POOL_WAIT_S", 0.2)
     with Journal.open(proxy.dsn(database), hold_s=0.1, patience_s=0.1, lease_ttl_s=60.0) as made:
         yield made
 
