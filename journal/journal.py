@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -16,6 +17,7 @@ from .errors import StoreUnavailable, ThreadBusy, ThreadNotFound, UsageError
 from .holder import Row, is_dead, row_of
 from .holder import describe as describe_holder
 from .hot_state import Counts, HotState, fold_history
+from .leases import Leases
 from .link import Cache, Link
 from .memory import MemoryStore
 from .renewer import Renewer
@@ -46,6 +48,7 @@ HOLD_S = 600.0
 LEASE_TTL_S = 30.0
 PATIENCE_S = 15.0
 FLUSH_S = 1.0
+CLOSE_S = 5.0
 HISTORY_PAGE = 2000
 ROWS_MAX = 4096
 
@@ -94,9 +97,8 @@ class Journal:
         self._link = None if cache is None else Link(cache, sources)
         self._hot = None if self._link is None else HotState(self._link, store)
         self._bells = Bells(store.identity, self._link)
+        self.leases = Leases(self.inbox, sources)
         self._closed = False
-        self._left_behind: dict[str, int] = {}
-        """Fences, by thread, of leases of this process that could not be given back."""
         self._rows: dict[str, Row] = {}
         """What it knows of the holders of the threads it took last, to be told on with its name."""
 
@@ -197,7 +199,7 @@ class Journal:
 
     def acquire(self, thread: str, *, steal: bool = False, create: bool = True) -> Tenure:
         """
-        Take the right to write *thread*.
+        Take the right to write *thread*, after what this journal is still giving back of it.
 
         Args:
             thread: Thread id.
@@ -212,6 +214,7 @@ class Journal:
             ThreadSealed: It was imported and nobody has adopted it.
         """
         check_thread_id(thread)
+        self.leases.wait_for(thread, self._patience_s)
         # One holder id for all the retries: an acquire whose answer was lost finds itself the holder.
         holder = self.sources.new_id()
         granted_s = 0.0
@@ -237,7 +240,7 @@ class Journal:
             if isinstance(lease, Busy):
                 # What is learnt is kept for the retries: the answer to the taking itself may be lost.
                 told = row = row_of(lease.name, lease.fence) or row
-                if steal or lease.fence == self._left_behind.get(thread) or is_dead(lease.name):
+                if steal or lease.fence == self.leases.left_behind.get(thread) or is_dead(lease.name):
                     lease = ask(lease.fence)
             if isinstance(lease, Lease):
                 row = row_of(lease.before, lease.fence - 1) or row
@@ -246,7 +249,7 @@ class Journal:
                     lease = ask()
             if isinstance(lease, Busy):
                 raise ThreadBusy(thread, remaining_s=lease.remaining_s)
-            self._left_behind.pop(thread, None)
+            self.leases.left_behind.pop(thread, None)
             return Tenure(
                 lease,
                 granted_s=granted_s,
@@ -408,12 +411,13 @@ class Journal:
         return self._patiently(lambda: self.store.adopt(thread))
 
     def close(self) -> None:
-        """See every append already taken through, then close; leases still held run out by themselves."""
+        """See appends already taken through, and leases on their way back for 5 s; the others run out by themselves."""
         if self._closed:
             return
         self._closed = True
         # The renewer goes last: an append held through an outage must not lose its lease meanwhile.
         self._writer.close()
+        self.leases.close(CLOSE_S)
         self._renewer.close()
         self._bells.flush(FLUSH_S)
         if self._hot is not None:
@@ -422,6 +426,7 @@ class Journal:
             self._link.close()
         self._bells.close()
         self.store.close()
+        self.leases.join(FLUSH_S)
 
     def _remember(self, thread: str, row: Row) -> None:
         self._rows.pop(thread, None)
@@ -440,12 +445,13 @@ class Journal:
 
     def _release(self, thread: str, fence: int, seen: int) -> Release:
         try:
-            return self._patiently(lambda: self.store.release(thread, fence=fence, seen=seen))
+            ask = partial(self.store.release, thread, fence=fence, seen=seen)
+            return self._patiently(ask, over=lambda: self.leases.closed)
         except StoreUnavailable:
-            self._left_behind[thread] = fence
+            self.leases.left_behind[thread] = fence
             raise
 
-    def _patiently(self, call: Callable[[], T]) -> T:
+    def _patiently(self, call: Callable[[], T], over: Callable[[], bool] | None = None) -> T:
         give_up_s: float | None = None
         pause_s = 0.0
         while True:
@@ -455,7 +461,7 @@ class Journal:
                 now_s = self.sources.monotonic_s()
                 if give_up_s is None:
                     give_up_s = now_s + self._patience_s
-                if self._closed or now_s >= give_up_s:
+                if (over() if over else self._closed) or now_s >= give_up_s:
                     raise
             # The commonest failure is a connection that died while idle: the first retry does not wait.
             time.sleep(pause_s)

@@ -92,8 +92,8 @@ class Tenure:
         """What goes out as soon as that has landed."""
         self._transaction: object | None = None
         """Stands for the transaction under way."""
-        self._landed: threading.Event | None = None
-        """Somebody waits for the append under way."""
+        self._landed: list[Callable[[], object]] = []
+        """Called when nothing is under way any more."""
         self._ended = False
         self._releasing = False
         self._failure: BaseException | None = None
@@ -194,6 +194,7 @@ class Tenure:
             self._writer.submit(append, partial(self._settle, flight), loop)
         except BaseException:
             self._land(follow=False)
+            self._tell_idle()
             raise
 
     def send_next(self, batch: Batch, *, after: int, told: Told) -> bool:
@@ -266,6 +267,14 @@ class Tenure:
         """Wait no longer for the transaction under way, which its *make* will not let commit: its place is free."""
         self._leave_transaction(self._transaction)
 
+    def when_landed(self, call: Callable[[], object]) -> None:
+        """Call *call* once, when no append is under way: now if none is, else from whichever thread lands it."""
+        with self._lock:
+            if self._busy:
+                self._landed.append(call)
+                return
+        call()
+
     def release(self, seen: int = 0) -> Release:
         """
         Give the lease back after the append in flight, unless a message with an id above *seen* waits.
@@ -277,7 +286,9 @@ class Tenure:
             StoreUnavailable: The store did not answer; the lease runs out by itself, unless this journal takes
                 the thread again before.
         """
-        self._wait_landed()
+        landed = threading.Event()
+        self.when_landed(landed.set)
+        landed.wait()
         if self._lost:
             return Release.FENCED
         if self._ended:
@@ -355,13 +366,8 @@ class Tenure:
         """The append under way has landed; the next one, which is under way from here on."""
         with self._lock:
             self._flight, self._next = self._next if follow else None, None
-            if self._flight is not None:
-                return self._flight
-            self._busy = False
-            landed, self._landed = self._landed, None
-        if landed is not None:
-            landed.set()
-        return None
+            self._busy = self._flight is not None
+            return self._flight
 
     def _follow(self, flight: _Flight, loop: asyncio.AbstractEventLoop | None) -> BaseException | None:
         """Send the next append; why it cannot be, if so."""
@@ -380,13 +386,15 @@ class Tenure:
                 return
             self._transaction = None
         self._land(follow=False)
+        self._tell_idle()
 
-    def _wait_landed(self) -> None:
+    def _tell_idle(self) -> None:
         with self._lock:
-            if not self._busy:
+            if self._busy:
                 return
-            landed = self._landed = self._landed or threading.Event()
-        landed.wait()
+            waiting, self._landed = self._landed, []
+        for call in waiting:
+            call()
 
     def _chained(
         self, batch: Batch, expected: int, expected_hash: bytes, known: Append | None = None
@@ -415,6 +423,14 @@ class Tenure:
         )
 
     def _settle(self, flight: _Flight, fate: AppendResult | BaseException, sent_s: float) -> None:
+        try:
+            self._learn(flight, fate, sent_s)
+        finally:
+            # Last: whoever was told may have sent what the lease has to stay for.
+            if self._landed:
+                self._tell_idle()
+
+    def _learn(self, flight: _Flight, fate: AppendResult | BaseException, sent_s: float) -> None:
         append = flight.append
         failure = fate if isinstance(fate, BaseException) else failure_of(append, fate)
         if failure is None and isinstance(fate, AppendResult):

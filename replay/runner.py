@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypedDict
 
@@ -37,6 +38,9 @@ from .usage import Totals
 Observe = Callable[[int, ev.EventBody], None]
 
 READ_PAGE = 2000
+
+GIVE_BACK_WAIT_S = 2.0
+"""How long a caller is kept waiting for the lease to be back, so that whoever comes next finds the thread free."""
 
 
 class RunResult(Struct, frozen=True, kw_only=True):
@@ -230,8 +234,7 @@ class Runner:
                 raise
             finally:
                 if not tenure.ended:
-                    # Shielded: the lease is given back even if the caller is being cancelled.
-                    await asyncio.shield(asyncio.to_thread(self._give_back, tenure))
+                    await self._give_back(tenure)
             if result.status == "parked" and self._parked_now and self._on_parked is not None:
                 self._parked_now = False
                 await tell(self._on_parked, result)
@@ -244,25 +247,35 @@ class Runner:
 
     async def _acquire(self, steal: bool, create: bool) -> Tenure:
         """Take the lease; one that is granted after the caller has gone is given back at once."""
-        lock, gone = threading.Lock(), False
+        lock, gone, asked = threading.Lock(), False, False
         taken: Tenure | None = None
+        back: Future[Release | None] = Future()
 
         def take() -> None:
-            nonlocal taken
-            tenure = self._journal.acquire(self._thread, steal=steal, create=create)
+            nonlocal asked, taken
             with lock:
-                if not gone:
-                    taken = tenure
+                if gone:
                     return
-            self._give_back(tenure)
+                asked = True
+            try:
+                tenure = self._journal.acquire(self._thread, steal=steal, create=create)
+                with lock:
+                    if not gone:
+                        taken = tenure
+                        return
+                self._journal.leases.give_back(tenure).answer.result()
+            finally:
+                back.set_result(None)
 
         try:
             await asyncio.to_thread(take)
         except asyncio.CancelledError:
             with lock:
                 gone = True
+                if asked and taken is None:
+                    self._journal.leases.expect(self._thread, back)
             if taken is not None:
-                await asyncio.shield(asyncio.to_thread(self._give_back, taken))
+                await self._give_back(taken)
             raise
         assert taken is not None
         return taken
@@ -295,7 +308,7 @@ class Runner:
                 wish = _Wish(run_id=run.run)
             if not self._stopped and (not mine or (run.ended and session.mail.inputs_wait)):
                 continue
-            released = await asyncio.to_thread(tenure.release, session.mail.seen)
+            released = await self._give_back(tenure, session.mail.seen)
             if self._stopped or released is not Release.INBOX_PENDING:
                 return self._result(thread.status, self._chosen(thread.status, wish) or run)
 
@@ -410,11 +423,24 @@ class Runner:
             run_id=run.run,
         )
 
-    def _give_back(self, tenure: Tenure) -> None:
-        """Release, whatever waits in the inbox: what is left there is for the next holder."""
-        seen = 0
-        while tenure.release(seen) is Release.INBOX_PENDING:
-            seen = max((message.id for message in self._journal.inbox(self._thread)), default=seen)
+    async def _give_back(self, tenure: Tenure, seen: int | None = None) -> Release | None:
+        """
+        Give the lease back, a courtesy that stands between nobody and what happened: it never raises what went wrong,
+        and goes on by itself when the store does not answer for a while or the caller goes away.
+
+        Args:
+            tenure: Whose it is.
+            seen: Newest message that the run knows: when a newer one has come, the tenure goes on. By default,
+                messages are for the next holder.
+        """
+        leases = self._journal.leases
+        giving = leases.give_back(tenure, seen)
+        left_s = giving.begun_s + GIVE_BACK_WAIT_S - self._journal.sources.monotonic_s()
+        try:
+            await asyncio.wait([asyncio.wrap_future(giving.answer)], timeout=max(0.0, left_s))
+        finally:
+            released = leases.leave(giving)
+        return released
 
     def _moved(self) -> bool:
         """Whether a message waits that was not seen, or another holder has written since this one left."""
