@@ -11,9 +11,8 @@ from refold.journal import journal as journal_module
 from refold.journal.journal import Journal
 from refold.journal.memory import MemoryStore
 from refold.journal.sources import Sources
-from refold.journal.store import Append, AppendResult, Release, ThreadState
+from refold.journal.store import Append, AppendResult, Batch, Release
 
-RUNNING = ThreadState.RUNNING
 SOON_S = 20.0
 
 
@@ -73,9 +72,9 @@ def test_a_lease_is_given_back_after_what_is_sent_when_the_append_under_way_is_t
         def more(result: AppendResult | BaseException) -> None:
             # It would be back long before, if it only waited for the append.
             kept.append(not released.wait(0.1))
-            tenure.send([event(b"1")], state=RUNNING, told=lambda _: None)
+            tenure.send(Batch((event(b"1"),)), told=lambda _: None)
 
-        tenure.send([event(b"0")], state=RUNNING, told=more)
+        tenure.send(Batch((event(b"0"),)), told=more)
         giving = journal.leases.give_back(tenure)
         giving.answer.add_done_callback(lambda _: released.set())
         store.gate.set()
