@@ -62,20 +62,21 @@ class Lines(Generic[L]):
         while True:
             with self._changed:
                 self._check_open()
-                self._lent += 1
                 if self._may_take(urgent=urgent):
+                    self._lent += 1
                     return self._idle.pop()[0]
             try:
-                return self._connect()
+                line = self._connect()
             except StoreUnavailable:
-                self.part_with()
                 now_s = self._sources.monotonic_s()
                 give_up_s = now_s + WAIT_S if give_up_s is None else give_up_s
                 if now_s >= give_up_s or not self._one_came_back(give_up_s - now_s, urgent=urgent):
                     raise
-            except BaseException:
-                self.part_with()
-                raise
+                continue
+            with self._changed:
+                # Not before: while the server is away, nobody is to wait for what others try in vain.
+                self._lent += 1
+            return line
 
     def take_idle(self) -> L | None:
         """A connection for as long as one likes, if one is idle; `put` takes it back."""

@@ -171,7 +171,7 @@ def test_connections_that_a_crowd_made_are_closed_when_nobody_has_wanted_them_fo
         return int(str((found.fetchone() or ())[0]))
 
     with postgres_server.admin() as admin:
-        assert count() == 6
+        until(lambda: count() == 6, admin)
         store.create("a")
         assert count() == 6
         monkeypatch.setattr("refold.journal.lines.IDLE_S", -1.0)
@@ -251,3 +251,20 @@ def test_who_waits_for_a_connection_is_told_when_the_journal_closes() -> None:
 
     assert "closed" in told[0]
     assert seat.closed
+
+
+def test_while_the_server_is_away_nobody_waits_for_what_others_try_in_vain() -> None:
+    together = threading.Barrier(4)
+    tries: list[int] = []
+
+    def connect() -> _Seat:
+        tries.append(1)
+        together.wait(SOON_S)
+        raise StoreUnavailable("connection refused")
+
+    lines = Lines(connect)
+    with ThreadPoolExecutor(4) as callers:
+        calls = [callers.submit(lines.take, urgent=number % 2 == 0) for number in range(4)]
+
+    assert all(isinstance(call.exception(), StoreUnavailable) for call in calls)
+    assert len(tries) == 4

@@ -480,7 +480,7 @@ insert into ledger (amount) values (2)
 @pytest.mark.parametrize(
     "statement",
     [
-        "set role unprivileged",
+        "set role pg_monitor",
         "set transaction read only",
         _DENYING,
     ],
@@ -489,10 +489,6 @@ async def test_a_tool_after_which_nothing_can_be_appended_has_failed_and_done_no
     journal: Journal, pg_dsn: str, statement: str
 ) -> None:
     """Not the store has: the thread goes on."""
-    with psycopg.connect(pg_dsn, autocommit=True) as connection:
-        connection.execute(
-            "do $$ begin create role unprivileged; exception when duplicate_object then null; end $$"
-        )
     runs = of_tool(does, [statement])
 
     result = await refold.run(runs, journal=journal, thread="t")
