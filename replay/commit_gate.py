@@ -22,8 +22,8 @@ class CommitGate:
 
     @property
     def closed(self) -> bool:
-        """Whether it was shut."""
-        return self._why is not None
+        """Whether it was shut, and no commit is on its way."""
+        return self._why is not None and not self._entered
 
     def check(self) -> None:
         """Raise what it was shut with, if it was."""
@@ -31,7 +31,7 @@ class CommitGate:
             raise self._why
 
     def begin(self, cancel: Callable[[], None]) -> None:
-        """Begin a try, whose statement *cancel* cancels; whatever was tried before has come to nothing."""
+        """Begin a try, on a connection of its own whose statement *cancel* cancels; any before came to nothing."""
         with self._lock:
             self._entered = False
             self.check()
@@ -43,12 +43,6 @@ class CommitGate:
             self.check()
             self._cancel = None
             self._entered = True
-
-    def leave(self) -> bool:
-        """The try has failed: its connection is not touched any more; whether it may have been."""
-        with self._lock:
-            self._cancel = None
-            return self._why is not None
 
     def shut(self, why: Exception) -> bool:
         """

@@ -35,6 +35,9 @@ STOP_GRACE_S = 1.0
 ENDED_LATE_S = 0.5
 """How much longer than its time a transaction may stand still before the server ends it."""
 
+CANCEL_WITHIN_S = 5.0
+"""How long a server is asked to cancel a statement; psycopg's `cancel`, which has no limit, stops all threads."""
+
 EARLIER_POLL_S = 0.05
 """How often a call that waits for its earlier attempt looks after it, and whether it may still begin."""
 
@@ -142,22 +145,16 @@ class Effects:
                 raise NotBegun
 
         def make(connection: Any) -> NewEvent:
-            gate.begin(connection.cancel)
+            gate.begin(partial(connection.cancel_safe, timeout=CANCEL_WITHIN_S))
+            check()
+            context = self.context(call, attempt, tool.timeout_s, _nothing, connection)
             try:
-                check()
-                context = self.context(call, attempt, tool.timeout_s, _nothing, connection)
-                try:
-                    value = tool.call_now(codec.decode(command.args), context)
-                except StoreError as error:
-                    raise ToolRaised(error) from error
-                event = event_of(Completion(value=value))
-                gate.enter()
-                return event
-            except BaseException:
-                if gate.leave():
-                    # Its cancellation may come yet, and is to find nobody else's statement.
-                    connection.close()
-                raise
+                value = tool.call_now(codec.decode(command.args), context)
+            except StoreError as error:
+                raise ToolRaised(error) from error
+            event = event_of(Completion(value=value))
+            gate.enter()
+            return event
 
         started_s = self.sources.monotonic_s()
         self.watch(call.path, started_s + tool.timeout_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 import refold
+from fault_proxy import FaultProxy
 from refold import Journal, Run, ToolContext, ToolError, program, tool
 from refold.agent.programs import runner
 from refold.journal.envelope import NewEvent
@@ -24,6 +26,7 @@ from refold.replay.live import Limits
 from refold.replay.recording import Policy
 from refold.replay.runner import read_all
 
+CANCEL_REQUEST = (80877102).to_bytes(4, "big")
 ORDERS = ["cancel", "deadline", "caller left"]
 NEVER_S = 3600.0
 
@@ -302,7 +305,7 @@ async def test_a_commit_that_was_sent_before_the_grace_was_over_is_seen_through(
 ) -> None:
     with psycopg.connect(pg_dsn, autocommit=True) as connection:
         connection.execute(
-            "create function slowly() returns trigger language plpgsql as "
+            "create or replace function slowly() returns trigger language plpgsql as "
             "$$ begin perform pg_sleep(1.2); return null; end $$"
         )
         connection.execute(
@@ -331,6 +334,85 @@ async def test_a_commit_that_was_sent_before_the_grace_was_over_is_seen_through(
 
     assert (left, ledger(pg_dsn)) == ("waiting", [3])
     assert kinds(journal)[2:] == ["tool_started", "tool_returned", "run_released"]
+
+
+class Mute(FaultProxy):
+    """Takes a request to cancel a statement and does not answer it, as a server that stands still."""
+
+    def __init__(self, path: str) -> None:
+        self.asked, self.let_go = threading.Event(), threading.Event()
+        super().__init__(path)
+
+    def _serve(self, client: socket.socket) -> None:
+        if client.recv(8, socket.MSG_PEEK)[4:] == CANCEL_REQUEST:
+            with client:
+                self.asked.set()
+                self.let_go.wait(30)
+        else:
+            super()._serve(client)
+
+
+async def test_a_server_that_does_not_answer_when_a_statement_is_cancelled_holds_up_nobody(
+    pg_dsn: str, postgres_server: Any
+) -> None:
+    proxy, inside = Mute(postgres_server.socket), threading.Event()
+
+    @tool(transactional=True)
+    def sleeps(context: ToolContext) -> None:
+        """Sleeps."""
+        inside.set()
+        context.connection.execute("select pg_sleep(8)")
+
+    @program
+    async def runs(run: Run) -> None:
+        await run.tool(sleeps)
+
+    with psycopg.connect(pg_dsn) as connection:
+        database = connection.info.dbname
+    with Journal.open(proxy.dsn(database)) as journal:
+        async with ordered(runs, journal, "caller left", grace_s=0.05) as run:
+            await entered(inside)
+            await run.now()
+            left = await run.left()
+        await entered(proxy.asked)
+        assert not proxy.let_go.is_set()
+        events = kinds(journal)
+        proxy.let_go.set()
+        proxy.close()
+
+    assert left == "waiting"
+    assert events[-2:] == ["tool_resolved", "run_released"]
+
+
+async def test_a_commit_that_fails_by_itself_says_why_also_when_its_time_was_over(
+    journal: Journal, pg_dsn: str
+) -> None:
+    with psycopg.connect(pg_dsn, autocommit=True) as connection:
+        connection.execute(
+            "create or replace function refuse() returns trigger language plpgsql as "
+            "$$ begin perform pg_sleep(0.6); raise exception 'no such account'; end $$"
+        )
+        connection.execute(
+            "create constraint trigger refuse after insert on ledger deferrable initially deferred "
+            "for each row execute function refuse()"
+        )
+
+    @tool(transactional=True, timeout_s=0.3)
+    def put(context: ToolContext) -> None:
+        """Put."""
+        context.connection.execute("insert into ledger values (3)")
+
+    @program
+    async def runs(run: Run) -> str:
+        try:
+            return str(await run.tool(put))
+        except ToolError as error:
+            return error.message
+
+    result = await refold.run(runs, journal=journal, thread="t")
+
+    assert "no such account" in result.output
+    assert "0.3 s" not in result.output
 
 
 async def test_an_outcome_beside_a_transaction_is_recorded_after_the_order_that_came_before_it(
