@@ -90,6 +90,7 @@ class LentTransaction:
         try:
             append = work(self._connection)
         except BaseException as error:
+            self._close_unless_free()
             raise _Theirs(error, ended=self._failed_and_ended()) from error
         self._worked = True
         self._check()
@@ -104,15 +105,22 @@ class LentTransaction:
 
     def _check(self) -> None:
         """Whether the work left something that one can append in; the append itself tells if it is another one."""
+        if self._close_unless_free():
+            raise spoilt("a statement, COPY or pipeline in it was left unfinished")
         match self._status():
             case "IDLE":
                 raise TransactionEnded
-            case "ACTIVE":
-                raise spoilt("a statement in it was left unfinished")
             case "UNKNOWN" if self._connection.broken:
                 raise _lost("the connection broke")
             case "UNKNOWN":
                 raise spoilt("its connection was closed")
+
+    def _close_unless_free(self) -> bool:
+        """Close it where something left unfinished would hold up whoever ends the transaction; whether that was so."""
+        unfree = self._status() == "ACTIVE" or self._connection.info.pipeline_status.name != "OFF"
+        if unfree:
+            self._connection.close()
+        return unfree
 
     def _failed_and_ended(self) -> bool:
         """Whether work that failed had ended the transaction, as far as can be told."""

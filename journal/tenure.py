@@ -239,6 +239,8 @@ class Tenure:
                 after `StoreUnavailable` its fate is unknown.
             Exception: What *make* or *check* raised; nothing of it happened.
         """
+        # Whoever gave it up before it began may be appending by now.
+        check()
         if (failure := self._take_off(None)) is not None:
             raise failure
         mine = self._transaction = object()

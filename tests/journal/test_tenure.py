@@ -180,6 +180,24 @@ def test_one_append_is_in_flight_at_a_time() -> None:
         tenure.append([event()], state=RUNNING).result(SOON_S)
 
 
+def test_a_transaction_given_up_before_it_began_is_in_the_way_of_no_append() -> None:
+    class GivenUp(Exception):
+        pass
+
+    def check() -> None:
+        raise GivenUp
+
+    store = GatedStore()
+    with Journal(store) as journal:
+        tenure = journal.acquire("a")
+        store.gate.clear()
+        under_way = tenure.append([event()], state=RUNNING)
+        with pytest.raises(GivenUp):
+            tenure.transact(lambda connection: event(), limit_s=1.0, check=check)
+        store.gate.set()
+        under_way.result(SOON_S)
+
+
 def test_an_append_cannot_be_cancelled() -> None:
     """Cancelling the caller never cancels an append and never loses a finished result."""
     store = GatedStore()

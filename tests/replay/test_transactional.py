@@ -504,15 +504,36 @@ def _catch(connection: Any) -> None:
         connection.execute("select 1 / 0")
 
 
-def _leave_unfinished(connection: Any) -> None:
-    next(connection.cursor().stream("select generate_series(1, 100000)"))
-
-
 def _close(connection: Any) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize("deed", [_catch, _leave_unfinished, _close])
+def _stream(connection: Any) -> Any:
+    rows = connection.cursor().stream("select generate_series(1, 100000)")
+    next(rows)
+    return rows
+
+
+def _copy(connection: Any) -> Any:
+    copy = connection.cursor().copy("copy ledger (amount) from stdin")
+    copy.__enter__().write_row((1,))
+    return copy
+
+
+def _pipeline(connection: Any) -> Any:
+    pipeline = connection.pipeline()
+    pipeline.__enter__()
+    return pipeline
+
+
+def _pipeline_of_the_driver(connection: Any) -> Any:
+    return connection.pgconn.enter_pipeline_mode()
+
+
+UNFINISHED = [_stream, _copy, _pipeline, _pipeline_of_the_driver]
+
+
+@pytest.mark.parametrize("deed", [_catch, _close, *UNFINISHED])
 async def test_a_tool_that_leaves_no_usable_transaction_has_failed_and_done_nothing(
     journal: Journal, pg_dsn: str, deed: Any
 ) -> None:
@@ -528,6 +549,26 @@ async def test_a_tool_that_leaves_no_usable_transaction_has_failed_and_done_noth
     result = await refold.run(of_tool(misuses), journal=journal, thread="t")
 
     assert result.output == ["refold.journal.errors.TransactionSpoilt", "none"]
+    assert ledger(pg_dsn) == []
+    assert len(kept) == 1
+
+
+@pytest.mark.parametrize("deed", UNFINISHED)
+async def test_a_tool_that_raises_in_the_middle_of_a_statement_has_failed_and_done_nothing(
+    journal: Journal, pg_dsn: str, deed: Any
+) -> None:
+    kept: list[Any] = []
+
+    @tool(transactional=True)
+    def gives_up(context: ToolContext) -> str:
+        """Book, and give up halfway."""
+        context.connection.execute("insert into ledger (amount) values (1)")
+        kept.append(deed(context.connection))
+        raise ValueError("halfway")
+
+    result = await refold.run(of_tool(gives_up), journal=journal, thread="t")
+
+    assert result.output == ["ValueError", "none"]
     assert ledger(pg_dsn) == []
     assert len(kept) == 1
 
