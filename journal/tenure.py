@@ -239,11 +239,9 @@ class Tenure:
                 after `StoreUnavailable` its fate is unknown.
             Exception: What *make* or *check* raised; nothing of it happened.
         """
-        # Whoever gave it up before it began may be appending by now.
-        check()
-        if (failure := self._take_off(None)) is not None:
+        mine = object()
+        if (failure := self._take_off(None, mine, check)) is not None:
             raise failure
-        mine = self._transaction = object()
         sent_s = self._sources.monotonic_s()
 
         def work(connection: Any) -> Append:
@@ -267,7 +265,9 @@ class Tenure:
 
     def forgo_transaction(self) -> None:
         """Wait no longer for the transaction under way, which its *make* will not let commit: its place is free."""
-        self._leave_transaction(self._transaction)
+        with self._lock:
+            mine = self._transaction
+        self._leave_transaction(mine)
 
     def when_landed(self, call: Callable[[], object]) -> None:
         """Call *call* once, when no append is under way: now if none is, else from whichever thread lands it."""
@@ -350,15 +350,19 @@ class Tenure:
         if callback is not None:
             callback()
 
-    def _take_off(self, flight: _Flight | None) -> BaseException | None:
+    def _take_off(
+        self, flight: _Flight | None, transaction: object | None = None, check: Check = _nothing
+    ) -> BaseException | None:
         """From now on an append is under way; why none can be, if so."""
         with self._lock:
+            # Whoever gave it up before it began may be appending by now; from here on it is given up by name.
+            check()
             if self._failure is not None:
                 return self._failure
             if self._ended:
                 raise self._given_back()
             assert not self._busy, f"thread {self.thread!r} already has an append in flight"
-            self._busy, self._flight = True, flight
+            self._busy, self._flight, self._transaction = True, flight, transaction
             return None
 
     def _given_back(self) -> UsageError:

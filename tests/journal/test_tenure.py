@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -196,6 +197,36 @@ def test_a_transaction_given_up_before_it_began_is_in_the_way_of_no_append() -> 
             tenure.transact(lambda connection: event(), limit_s=1.0, check=check)
         store.gate.set()
         under_way.result(SOON_S)
+
+
+def test_a_transaction_given_up_as_it_begins_leaves_its_place_to_others(pg_dsn: str) -> None:
+    class GivenUp(Exception):
+        pass
+
+    with Journal.open(pg_dsn) as journal, ThreadPoolExecutor(1) as pool:
+        tenure = journal.acquire("a")
+        begun, over = threading.Event(), threading.Event()
+        giving_up = threading.Thread(target=tenure.forgo_transaction)
+
+        def check() -> None:
+            if giving_up.ident is None:
+                giving_up.start()
+                giving_up.join(0.1)
+
+        def make(connection: object) -> NewEvent:
+            begun.set()
+            assert over.wait(SOON_S)
+            raise GivenUp
+
+        transaction = pool.submit(tenure.transact, make, limit_s=SOON_S, check=check)
+        assert begun.wait(SOON_S)
+        giving_up.join(SOON_S)
+        try:
+            tenure.append([event()], state=RUNNING).result(SOON_S)
+        finally:
+            over.set()
+        with pytest.raises(GivenUp):
+            transaction.result(SOON_S)
 
 
 def test_an_append_cannot_be_cancelled() -> None:
