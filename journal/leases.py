@@ -61,6 +61,8 @@ class Leases:
         self._givings: dict[Tenure, GivingBack] = {}
         self._under_way: dict[str, list[Future[Release | None]]] = {}
         """What a thread's next holder in this process waits for."""
+        self._takers: dict[Future[Release | None], int] = {}
+        """Which of our threads sees to one that is on its way to somebody who has gone."""
         self._queue: deque[GivingBack] = deque()
         self._threads: set[threading.Thread] = set()
         self.closed = False
@@ -96,16 +98,22 @@ class Leases:
             giving.anyhow = True
             return giving.answer.result() if giving.answer.done() else None
 
-    def expect(self, thread: str, back: Future[Release | None]) -> None:
-        """A lease of *thread* may be on its way to somebody who has gone; it is back when *back* is done."""
+    def expect(self, thread: str, back: Future[Release | None], taker: int) -> None:
+        """
+        A lease of *thread* may be on its way to somebody who has gone; it is back when *back* is done.
+
+        It is being taken by the thread of the process *taker*, which must not wait for itself.
+        """
         with self._lock:
+            self._takers[back] = taker
             self._under_way.setdefault(thread, []).append(back)
         back.add_done_callback(lambda _: self._arrived(thread, back))
 
     def wait_for(self, thread: str, limit_s: float) -> None:
         """Wait, no longer than *limit_s*, for the leases of *thread* that are on their way now."""
         with self._lock:
-            under_way = list(self._under_way.get(thread, ()))
+            me = threading.get_ident()
+            under_way = [each for each in self._under_way.get(thread, ()) if self._takers.get(each) != me]
         if under_way:
             wait(under_way, limit_s)
 
@@ -189,6 +197,7 @@ class Leases:
 
     def _arrived(self, thread: str, back: Future[Release | None]) -> None:
         with self._lock:
+            self._takers.pop(back, None)
             answers = self._under_way.get(thread, [])
             if back in answers:
                 answers.remove(back)

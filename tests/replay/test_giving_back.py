@@ -336,3 +336,31 @@ async def test_a_caller_cancelled_while_it_takes_the_thread_is_in_nobodys_way(
     store.let_grant.set()
 
     assert (await next_one).run_id == "r1"
+
+
+async def test_a_taking_whose_caller_has_gone_before_it_looked_whom_to_wait_for_does_not_wait_for_itself(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, look = threading.Event(), threading.Event()
+    acquire, took = Journal.acquire, threading.Event()
+
+    def late(self: Journal, thread: str, **how: Any) -> Any:
+        first = not asked.is_set()
+        asked.set()
+        assert look.wait(SOON_S)
+        tenure = acquire(self, thread, **how)
+        if first:
+            took.set()
+        return tenure
+
+    monkeypatch.setattr(Journal, "acquire", late)
+    gone = asyncio.create_task(refold.run(pays, journal=journal, thread="t"))
+    await asyncio.to_thread(asked.wait, SOON_S)
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    look.set()
+
+    # Half of what it would wait for itself.
+    assert await asyncio.to_thread(took.wait, 7.0)
+    assert (await refold.run(pays, journal=journal, thread="t")).status == "finished"
