@@ -119,11 +119,14 @@ class Lane:
         self.calls += 1
         try:
             self._wire.send([each.append for each in self._flight])
-            if self._wire.unsent:
-                self._loop.add_writer(self._wire.fileno, self._writable)
+            self._watch_room(self._wire)
         except Exception:  # noqa: BLE001  whatever it was, sending it again will tell
             return self._drop()
         return []
+
+    def _watch_room(self, wire: Wire) -> None:
+        if wire.unsent:
+            self._loop.add_writer(wire.fileno, self._writable)
 
     def _writable(self) -> None:
         with self._lock:
@@ -147,8 +150,7 @@ class Lane:
                 return
             try:
                 results = self._wire.receive()
-                if self._wire.unsent:
-                    self._loop.add_writer(self._wire.fileno, self._writable)
+                self._watch_room(self._wire)
             except Exception:  # noqa: BLE001  as above
                 failed = self._drop()
             else:

@@ -167,7 +167,7 @@ class Effects:
             )
             # Nobody may be left who asks what it came to.
             work.add_done_callback(lambda work: work.cancelled() or work.exception())
-            await self._committed_or_called_off(call, work, gate)
+            await self._committed_or_called_off(call, work, gate, tool.timeout_s)
             return work.result()
         except NotBegun:
             self.hand_over(call, attempt, Completion(begun=False), started_s)
@@ -188,15 +188,13 @@ class Effects:
             called_off.set_result(None)
 
     async def _committed_or_called_off(
-        self, call: Call, work: asyncio.Task[NewEvent], gate: CommitGate
+        self, call: Call, work: asyncio.Task[NewEvent], gate: CommitGate, timeout_s: float
     ) -> None:
         """Return when *work* is done. Raises `NotBegun` once it is called off and will never commit."""
-        command = call.command
-        assert isinstance(command, ToolCall)
         called_off = self._transactions[call.path] = asyncio.get_running_loop().create_future()
         first = asyncio.FIRST_COMPLETED
         try:
-            await asyncio.wait({work, called_off}, timeout=command.tool.timeout_s, return_when=first)
+            await asyncio.wait({work, called_off}, timeout=timeout_s, return_when=first)
             if not work.done() and not called_off.done():
                 gate.shut(TimeoutError("the transaction was rolled back"))
                 # The log's place is free, and its locks are, when it has ended.

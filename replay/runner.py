@@ -247,16 +247,17 @@ class Runner:
 
     async def _acquire(self, steal: bool, create: bool) -> Tenure:
         """Take the lease; one that is granted after the caller has gone is given back at once."""
-        lock, gone, asked, taker = threading.Lock(), False, False, 0
+        lock, gone = threading.Lock(), False
+        taker: int | None = None
         taken: Tenure | None = None
         back: Future[Release | None] = Future()
 
         def take() -> None:
-            nonlocal asked, taken, taker
+            nonlocal taken, taker
             with lock:
                 if gone:
                     return
-                asked, taker = True, threading.get_ident()
+                taker = threading.get_ident()
             try:
                 tenure = self._journal.acquire(self._thread, steal=steal, create=create)
                 with lock:
@@ -272,7 +273,7 @@ class Runner:
         except asyncio.CancelledError:
             with lock:
                 gone = True
-                if asked and taken is None:
+                if taker is not None and taken is None:
                     self._journal.leases.expect(self._thread, back, taker)
             if taken is not None:
                 await self._give_back(taken)
