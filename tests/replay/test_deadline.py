@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import refold
+from moved import Moved
 from refold import Agent, Journal, Run, ScriptedModel, ToolContext, program, tool
-from refold.journal.sources import Sources
 from refold.replay import rebuild
 from refold.replay.fork import fork
 from refold.replay.live import Limits
@@ -17,19 +17,6 @@ from refold.replay.runner import read_all
 
 FAST = Policy(cancel_grace_s=0.01, hold_wait_s=0.0)
 REASON = "its deadline has passed"
-
-
-class Moved(Sources):
-    """Clocks that can be moved ahead together."""
-
-    def __init__(self) -> None:
-        self.ahead_s = 0.0
-
-    def now_us(self) -> int:
-        return super().now_us() + round(self.ahead_s * 1e6)
-
-    def monotonic_s(self) -> float:
-        return super().monotonic_s() + self.ahead_s
 
 
 @pytest.fixture

@@ -15,10 +15,11 @@ import psycopg
 import pytest
 import refold
 from fault_proxy import FaultProxy
+from ledgers import journal_with_ledger, ledger
+from moved import Moved
 from refold import Journal, Run, ToolContext, ToolError, program, tool
 from refold.agent.programs import runner
 from refold.journal.envelope import NewEvent
-from refold.journal.sources import Sources
 from refold.journal.store import ThreadState
 from refold.replay import answers, rebuild
 from refold.replay.events import EventBody, ToolStarted
@@ -31,19 +32,6 @@ ORDERS = ["cancel", "deadline", "caller left"]
 NEVER_S = 3600.0
 
 
-class Moved(Sources):
-    """Clocks that can be moved ahead together."""
-
-    def __init__(self) -> None:
-        self.ahead_s = 0.0
-
-    def now_us(self) -> int:
-        return super().now_us() + round(self.ahead_s * 1e6)
-
-    def monotonic_s(self) -> float:
-        return super().monotonic_s() + self.ahead_s
-
-
 @pytest.fixture
 def memory() -> Iterator[Journal]:
     with Journal.memory() as made:
@@ -52,15 +40,8 @@ def memory() -> Iterator[Journal]:
 
 @pytest.fixture
 def journal(pg_dsn: str) -> Iterator[Journal]:
-    with psycopg.connect(pg_dsn, autocommit=True) as connection:
-        connection.execute("create table ledger (amount int)")
-    with Journal.open(pg_dsn) as made:
+    with journal_with_ledger(pg_dsn) as made:
         yield made
-
-
-def ledger(dsn: str) -> list[int]:
-    with psycopg.connect(dsn) as connection:
-        return sorted(row[0] for row in connection.execute("select amount from ledger"))
 
 
 def kinds(journal: Journal) -> list[str]:
