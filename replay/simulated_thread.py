@@ -156,17 +156,21 @@ class Lane:
             self.done = True
             return
         delay_us = 0
-        if run is not None and self.away and run.status in ("waiting", "parked"):
+        if run is not None and self.away and run.status == "parked":
             self.world.after(TTL_US, self._look)
             return
         if run is not None and not run.ended:
-            answered = self._answer(run)
+            answered = not self.away and self._answer(run)
             if not answered and run.status == "waiting":
                 dues = [call.due for call in run.open.values() if call.due is not None]
                 if (wake_at_us := self.world.store.info(self.name).wake_at_us) is not None:
                     dues.append(wake_at_us)
                 if dues:
                     delay_us = max(0, min(dues) - self.world.now_us)
+                if self.away and (not dues or delay_us > TTL_US):
+                    # They may be back before any clock strikes.
+                    self.world.after(TTL_US, self._look)
+                    return
         self.world.after(delay_us + 1_000, self._start_if_alone)
 
     def _start_if_alone(self) -> None:

@@ -6,7 +6,12 @@ from collections import Counter
 
 import pytest
 from fuzz_report import record
+from refold.replay.odometer import Placed
+from refold.replay.simulated_thread import Lane
+from refold.replay.simulation import Simulation
+from sim.history import History
 from sim.mutants import MUTANTS
+from sim.oracles import violations
 from sim.scenarios import ALL
 from sim.world import Played, play_worlds
 
@@ -38,6 +43,16 @@ def test_whatever_happens_to_many_threads_every_promise_is_kept_and_all_come_to_
         with capsys.disabled():
             print(f"\nmany threads: {histories} histories, {len(broken)} break a promise")
     assert histories > len(ALL)
+
+
+def test_a_run_that_waits_is_ended_at_its_deadline_though_nobody_is_there_to_answer():
+    simulation = Simulation(Placed())
+    lane = Lane(simulation, ALL["hurry"])
+    lane.away = True
+    simulation.run()
+
+    assert lane.done
+    assert not violations(History(simulation, lane, []))
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,10 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.lanes)
     @rule(data=st.data(), away=st.booleans())
     def people_come_and_go(self, data: st.DataObject, away: bool) -> None:
-        data.draw(st.sampled_from(self.lanes)).away = away
+        lane = data.draw(st.sampled_from(self.lanes))
+        if away:
+            self.faults.taken.append((f"{lane.workers[-1].name}.people", "absent"))
+        lane.away = away
 
     @rule(limit=st.integers(1, 20), again=st.booleans())
     def a_reader_follows_all_threads(self, limit: int, again: bool) -> None:
