@@ -189,9 +189,24 @@ def fragment(arguments: str, **rest: Any) -> dict[str, Any]:
             ],
             ['{"a":1}', '{"a":2}'],
         ),
+        (
+            [fragment("", index=0, id="c1", name="f"), fragment('{"a":2}', index=0, id="c2", name="f")],
+            ["", '{"a":2}'],
+        ),
+        (
+            [fragment('{"a":', index=0, id="c1", name="f"), fragment("2}", index=0, id="c2", name="f")],
+            ['{"a":', "2}"],
+        ),
         ([fragment("", index=0, id="c1", name="f")], [""]),
     ],
-    ids=["one index, two ids", "id and name again", "two indexes, one id", "no arguments"],
+    ids=[
+        "one index, two ids",
+        "id and name again",
+        "two indexes, one id",
+        "no arguments, then another id",
+        "half of the arguments, then another id",
+        "no arguments",
+    ],
 )
 async def test_calls_of_a_stream_are_never_glued_together(
     fragments: list[dict[str, Any]], expected: list[str]

@@ -38,10 +38,10 @@ from refold.replay.outbox import Outbox
 from refold.replay.pairing import Pairing
 from refold.replay.session import Session
 from refold.replay.status import OpenCall, ThreadStatus
-from sim import hot_mutants, scenarios
+from sim import doubt_mutants, hot_mutants, scenarios
 from sim.mutant import MUTANTS, mutant
 
-__all__ = ["MUTANTS", "hot_mutants"]
+__all__ = ["MUTANTS", "doubt_mutants", "hot_mutants"]
 
 E, A, F, D, W, S, T, N, B, M, H, P, U = (
     scenarios.ERRAND,

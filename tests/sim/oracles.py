@@ -188,6 +188,18 @@ def unsafe_tools_act_once(history: History) -> Iterator[str]:
             yield f"unsafe call {call} acted {times} times"
 
 
+def attempts_do_not_overlap(history: History) -> Iterator[str]:
+    """10. What a worker may still be at is left alone for its time: no attempt acts after a later one has."""
+    if history.unpromised:
+        return
+    latest: dict[str, int] = {}
+    for deed in history.ledger:
+        if acts(deed):
+            if deed.attempt < latest.get(deed.call, 0):
+                yield f"{tell(deed)} acted for {deed.worker} after attempt {latest[deed.call]} had"
+            latest[deed.call] = max(deed.attempt, latest.get(deed.call, 0))
+
+
 def transactions_act_exactly_once(history: History) -> Iterator[str]:
     """10. What transactional tools wrote is what the log says that they did: each once, in that order."""
     rows = [row for thread, row in history.world.rows if thread == history.lane.name]
@@ -223,10 +235,13 @@ def results_tell_the_truth(history: History) -> Iterator[str]:
     happened = {(deed.call, deed.attempt): deed for deed in history.ledger if acts(deed) and deed.happened}
     for seq, body in enumerate(history.bodies, 1):
         kind = body["kind"]
-        if kind not in ("tool_returned", "tool_resolved"):
+        if kind not in ("tool_returned", "tool_resolved", "tool_failed"):
             continue
         deed = happened.get((body["call"], body.get("attempt", 1)))
-        said = body.get("outcome", "returned")
+        said = body.get("outcome", "returned") if kind != "tool_failed" else "failed"
+        # Of what may run twice a failure need not say whether it had happened.
+        if said == "failed" and body.get("effect", "none") == "none" and deed and not deed.repeatable:
+            yield f"seq {seq} says that {body['call']} failed without an effect, the world says {deed}"
         if said == "returned" and (deed is None or deed.value != body.get("result")):
             yield f"seq {seq} says that {body['call']} returned {body.get('result')}, the world says {deed}"
         if said == "did_not_happen" and deed is not None:
@@ -351,6 +366,7 @@ ORACLES = (
     no_effect_before_its_start,
     no_effect_without_its_cause,
     unsafe_tools_act_once,
+    attempts_do_not_overlap,
     transactions_act_exactly_once,
     repeats_carry_one_key,
     held_calls_wait_for_a_yes,

@@ -6,71 +6,16 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from msgspec import Raw, Struct
+from msgspec import Raw
 from refold import Agent, ModelError, ModelReply, Run, StepError, ToolError, program, tool
 from refold.agent.tools import Tool
 from refold.replay.inbox import Approval, Content, Signal
 from refold.replay.outcomes import DidNotHappen, Happened
-from refold.replay.ports import InDoubt, Usage
+from refold.replay.ports import Usage
 from refold.replay.recording import Policy
 from refold.replay.simulation import Scenario
 from refold.replay.status import OpenCall
-
-
-class SimTool(Struct, frozen=True, eq=False, kw_only=True):
-    """A tool as the engine sees it; the simulator keeps the ledger of what it does."""
-
-    name: str
-    act: Callable[..., Any]
-    repeatable: bool = False
-    read_only: bool = False
-    in_doubt: InDoubt = "park"
-    timeout_s: float = 4.0
-    idle_timeout_s: float | None = None
-    retries: int = 0
-    approval: bool = False
-    stoppable: bool = False
-    transactional: bool = False
-    look_up: Callable[..., Any] | None = None
-
-    @property
-    def may_need_approval(self) -> bool:
-        return self.approval
-
-    def needs_approval(self, args: Mapping[str, Any]) -> bool:
-        return self.approval
-
-    def arguments(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        assert not args
-        return kwargs
-
-    def restore(self, value: Any) -> Any:
-        return value
-
-    async def call(self, args: Mapping[str, Any], context: Any) -> Any:
-        return self.act(**args)
-
-    def call_now(self, args: Mapping[str, Any], context: Any) -> Any:
-        context.connection.write(args)
-        return self.act(**args)
-
-    async def reconcile(self, args: Mapping[str, Any], context: Any) -> Any:
-        assert self.look_up is not None
-        return self.look_up(context, **args)
-
-
-def unsafe(name: str, act: Callable[..., Any], **more: Any) -> SimTool:
-    return SimTool(name=name, act=act, **more)
-
-
-def idempotent(name: str, act: Callable[..., Any], **more: Any) -> SimTool:
-    return SimTool(name=name, act=act, repeatable=True, in_doubt="retry", **more)
-
-
-pay = unsafe("pay", lambda amount: {"paid": amount})
-look = idempotent("look", lambda key: {"saw": key}, retries=1)
-ship = unsafe("ship", lambda to: {"shipped": to})
-enter = idempotent("enter", lambda amount: {"entered": amount}, transactional=True, retries=1)
+from sim.tools import SimTool, brew, enter, idempotent, look, pay, ship, unsafe
 
 
 def fetch(what: str) -> dict[str, str]:
@@ -252,6 +197,23 @@ async def told(run: Run, value: Any) -> Any:
 TOLD = Scenario(name="told", program=told, reply=go)
 
 
+# Calls that take nearly all the time that they have: whoever comes meanwhile leaves them alone to the end of it
+
+
+@program
+async def brink(run: Run, value: Any) -> Any:
+    return [await tried(run, book, seat=1), await tried(run, brew, what="tea")]
+
+
+BRINK = Scenario(
+    name="brink",
+    program=brink,
+    reply=go,
+    latency_us={"book": 3_800_000, "brew": 3_800_000},
+    make_deps=lambda world: world,
+)
+
+
 # Branches that share a list: what they ask depends on the order of replies
 
 
@@ -280,7 +242,6 @@ SHARED = Scenario(name="shared", program=shared, reply=go)
 # Waits: an approval, two signals of one name, a time-out, a timer beside a tool that takes longer
 
 burn = unsafe("burn", lambda what: {"burnt": what}, approval=True)
-brew = idempotent("brew", lambda what: {"brewed": what})
 
 
 @program
@@ -488,7 +449,7 @@ async def patience(run: Run, value: Any) -> Any:
 
 PATIENCE = Scenario(name="patience", program=patience, reply=go, patient=True, latency_us={"brew": 900_000})
 
-STEADY = (ERRAND, AGENT, DOUBTS, WAITS, STUBBORN, TURNS, AGAIN, BOOKS, LEDGERS, PATIENCE)
+STEADY = (ERRAND, AGENT, DOUBTS, BRINK, WAITS, STUBBORN, TURNS, AGAIN, BOOKS, LEDGERS, PATIENCE)
 """Scenarios whose runs mean the same whatever the order of what is done side by side."""
 STEADY_NAMES = frozenset(scenario.name for scenario in STEADY)
 ENDINGS = {"stubborn": "failed", "hurry": "cancelled", "audit": "cancelled"}
