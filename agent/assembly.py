@@ -7,6 +7,7 @@ from typing import Any
 
 from ..replay.ports import Delta
 from .arguments import BadArguments, parse_arguments
+from .unicode_text import sendable
 
 _MESSAGE = frozenset(
     {
@@ -56,9 +57,9 @@ class Assembly:
                 own[name] = _joined(name, own.get(name), value)
         text, thought = delta.get("content"), delta.get("reasoning_content")
         if isinstance(thought, str) and thought:
-            shown.append(Delta(thought=thought))
+            shown.append(Delta(thought=sendable(thought)))
         if isinstance(text, str) and text:
-            shown.append(Delta(text=text))
+            shown.append(Delta(text=sendable(text)))
         return shown
 
     def message(self) -> dict[str, Any]:

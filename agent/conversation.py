@@ -7,6 +7,7 @@ Each tool call of an assistant message is answered by exactly one tool message, 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -16,16 +17,20 @@ from msgspec import Raw, Struct, field
 from ..journal import codec
 from ..journal.envelope import Event
 from ..replay import events as ev
+from ..replay.door import is_unicode
 from ..replay.errors import Effect, ToolError
 from ..replay.requests import Item, Messages, NewItem, Parts, Prior
 from ..replay.response import Response
 from .arguments import BadArguments, parse_arguments
+from .signature import TOOL_NAME, TOOL_NAME_CHARACTERS_MAX
 
 INTERRUPTED = codec.canonical(
     "The call was interrupted; it may or may not have happened. Do not repeat it without checking."
 )
 
 _QUOTE, _BACKSLASH = b'"\\'
+_NULL = bytes(ev.NULL)
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class CallRequest(Struct, frozen=True, gc=False):
@@ -48,7 +53,8 @@ def read_reply(response: Response) -> Reply:
     The message and the calls of a response.
 
     What would poison the next request is mended, always in the same way: missing or repeated call ids are
-    replaced, arguments that are no JSON object become `{}` (the call itself is answered with what was wrong).
+    replaced, arguments that are no JSON object become `{}` (the call itself is answered with what was wrong),
+    made-up names of tools get the form that providers take, and a message without anything gets an empty text.
     """
     sound = _sound_calls(response)
     if sound is not None:
@@ -56,7 +62,7 @@ def read_reply(response: Response) -> Reply:
     message = response.message
     raw_calls = message.get("tool_calls")
     if not isinstance(raw_calls, list) or not raw_calls:
-        return Reply(Item(response.raw, reply=response.call), ())
+        return Reply(_without_calls(response), ())
     calls: list[CallRequest] = []
     mended: list[dict[str, Any]] = []
     seen: set[str] = set()
@@ -69,6 +75,16 @@ def read_reply(response: Response) -> Reply:
         return Reply(Item(response.raw, reply=response.call), tuple(calls))
     data = codec.encode({**message, "tool_calls": mended}, what="a model message")
     return Reply(Item(data), tuple(calls))
+
+
+def _without_calls(response: Response) -> Item:
+    """The message of a response that asks for no calls: providers take back neither an empty list nor nothing."""
+    kept = {name: part for name, part in response.message.items() if name != "tool_calls"}
+    if kept.get("content") is None and not kept.get("function_call"):
+        kept["content"] = ""
+    if kept == response.message:
+        return Item(response.raw, reply=response.call)
+    return Item(codec.encode(kept, what="a model message"))
 
 
 class _Function(Struct, gc=False):
@@ -84,6 +100,7 @@ class _ToolCall(Struct, gc=False):
 
 class _Calls(Struct, gc=False):
     tool_calls: list[_ToolCall] | None = None
+    content: Raw = ev.NULL
 
 
 _read_calls = msgspec.json.Decoder(_Calls).decode
@@ -94,16 +111,17 @@ def _sound_calls(response: Response) -> tuple[CallRequest, ...] | None:
     if codec.may_have_tags(response.raw):
         return None
     try:
-        asked = _read_calls(response.raw).tool_calls
+        read = _read_calls(response.raw)
     except msgspec.DecodeError:
         return None
+    asked = read.tool_calls
     if not asked:
-        return ()
+        return () if asked is None and bytes(read.content) != _NULL else None
     calls: list[CallRequest] = []
     for each in asked:
         name, text = each.function.name, each.function.arguments
         arguments = parse_arguments(text)
-        if type(arguments) is not dict or not each.id or not name:
+        if type(arguments) is not dict or not each.id or not TOOL_NAME.fullmatch(name):
             return None
         # No arguments at all may be blank text, which no provider takes back.
         if not arguments and "{" not in text:
@@ -120,32 +138,25 @@ def _read_call(raw: Any, position: int, call_id: str, seen: set[str]) -> tuple[C
     function = function if isinstance(function, dict) else {}
     name = function.get("name")
     name = name if isinstance(name, str) and name else "unnamed"
+    told = name if TOOL_NAME.fullmatch(name) else _NOT_IN_NAMES.sub("_", name)[:TOOL_NAME_CHARACTERS_MAX]
     given = source.get("id")
-    unique = given if isinstance(given, str) and given and given not in seen and _is_text(given) else None
+    unique = given if isinstance(given, str) and given and given not in seen and is_unicode(given) else None
     identity = unique or f"call_{call_id.replace('/', '_').replace('.', '_')}_{position + 1}"
     arguments = parse_arguments(function.get("arguments"))
     text = function.get("arguments")
     sound = (
         isinstance(text, str) and text.strip() not in ("", "null") and not isinstance(arguments, BadArguments)
     )
-    if sound and unique and name == function.get("name") and source.get("type") is not None:
+    if sound and unique and told == function.get("name") and source.get("type") is not None:
         return CallRequest(unique, name, arguments), source
     if not sound:
         plain = {} if isinstance(arguments, BadArguments) else arguments
         text = codec.encode(plain, what="arguments").decode()
-    mended = {**source, "id": identity, "function": {**function, "name": name, "arguments": text}}
+    mended = {**source, "id": identity, "function": {**function, "name": told, "arguments": text}}
     mended.setdefault("type", "function")
     if mended["type"] is None:
         mended["type"] = "function"
     return CallRequest(identity, name, arguments), mended
-
-
-def _is_text(given: str) -> bool:
-    try:
-        given.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def user_item(value: Any, run_id: str) -> Item:

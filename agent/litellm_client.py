@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import copy
 import functools
 import importlib.util
 import math
@@ -23,6 +22,7 @@ from .model_replies import malformed, read_response
 from .own_loop import OwnLoop
 from .secrets import Scrubber
 from .stream_reading import StreamReading
+from .unicode_text import sendable
 
 TIMEOUT_S_DEFAULT = 600.0
 
@@ -94,8 +94,8 @@ class LitellmClient:
 
     def _parameters(self, request: Mapping[str, Any]) -> dict[str, Any]:
         parameters = {**self._defaults, **request, **_FIXED}
-        # litellm edits what it is given.
-        parameters["messages"] = copy.deepcopy(list(request.get("messages", ())))
+        # A copy: litellm edits what it is given.
+        parameters["messages"] = sendable(list(request.get("messages", ())))
         parameters["timeout"] = _timeout_s(parameters.get("timeout"), self._timeout_s)
         if not parameters.get("tools"):
             parameters.pop("tools", None)

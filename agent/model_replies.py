@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ..journal import codec
 from ..replay.errors import ModelError
 from ..replay.ports import ModelReply, Usage
 from .arguments import BadArguments, parse_arguments
@@ -40,12 +41,17 @@ def read_response(dump: Mapping[str, Any], cost_usd: Any) -> ModelReply:
     _check_complete(kept, finish_reason, usage)
     return ModelReply(
         message=kept,
-        finish_reason=finish_reason,
-        id=dump.get("id"),
-        model=dump.get("model"),
+        finish_reason=_text(finish_reason),
+        id=_text(dump.get("id")),
+        model=_text(dump.get("model")),
         usage=usage,
         extra=_extra(dump, choice, usage != Usage()),
     )
+
+
+def _text(value: Any) -> str | None:
+    """A word of the provider's as text: some send numbers."""
+    return None if value is None else codec.clean_text(str(value))
 
 
 def malformed(why: str, usage: Usage = Usage()) -> ModelError:  # noqa: B008 - it is frozen

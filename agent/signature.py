@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
 import types
 import typing
@@ -18,6 +19,10 @@ from ..replay.errors import ToolError
 from .context import ToolContext
 from .docstrings import describe
 from .errors import ToolDefinitionError
+
+TOOL_NAME_CHARACTERS_MAX = 64
+TOOL_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{TOOL_NAME_CHARACTERS_MAX}}}")
+"""What providers take for the name of a tool."""
 
 _REF = "#/$defs/{name}"
 _LEAVES = frozenset({str, int, bool})

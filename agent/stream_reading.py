@@ -16,6 +16,7 @@ from ..replay.errors import ModelError
 from ..replay.ports import Delta, Usage
 from .assembly import Assembly
 from .model_replies import read_usage
+from .unicode_text import join_pairs
 
 Show = Callable[[Delta], None]
 
@@ -64,7 +65,11 @@ class StreamReading:
             raise ModelError(
                 "the stream ended before the model had finished", kind="connection", error_type="StreamCut"
             )
-        choice = {"index": 0, "finish_reason": self._finish_reason, "message": self._assembly.message()}
+        choice = {
+            "index": 0,
+            "finish_reason": self._finish_reason,
+            "message": join_pairs(self._assembly.message()),
+        }
         cost_usd = self._cost_usd if self._usage is not None else None
         return {**self._top, "choices": [choice], "usage": self._usage}, cost_usd
 

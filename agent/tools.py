@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
@@ -19,7 +18,7 @@ from ..replay.outcomes import DidNotHappen, Happened, NoAnswer, Reconciled, Unkn
 from . import offload
 from .docstrings import describe
 from .errors import ToolDefinitionError
-from .signature import Signature, context_parameters, invalid, read_signature
+from .signature import TOOL_NAME, Signature, context_parameters, invalid, read_signature
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,7 +30,6 @@ Reconciler = Callable[..., Any]
 Approval = bool | Callable[[Mapping[str, Any]], bool]
 
 _POLICIES: frozenset[str] = frozenset({"park", "retry", "tell_model"})
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _log = logging.getLogger("refold.tools")
 
 
@@ -345,7 +343,7 @@ def _check_function(function: Any, name: Any) -> None:
 def _contradictions(made: Tool[..., Any]) -> Iterable[str]:
     """What is wrong with the name or the flags; the first is reported."""
     name: Any = made.name
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
         yield "providers take names of 1 to 64 letters, digits, '_' and '-'; pass another name="
     if made.reconciler is None and made.in_doubt not in _POLICIES:
         yield f"in_doubt is 'park', 'retry', 'tell_model' or a function, not {made.in_doubt!r}"

@@ -9,7 +9,7 @@ from ..journal.envelope import EVENT_BYTES_MAX
 from ..journal.errors import UsageError
 from .commands import Call, ModelCall, StepCall, ToolCall
 from .errors import ModelError
-from .ports import ModelReply
+from .ports import ModelReply, Usage, is_usage
 from .requests import RequestDelta
 
 NAME_BYTES_MAX = 200
@@ -25,11 +25,30 @@ _SPARE = EVENT_BYTES_MAX - RESULT_BYTES_MAX - 128 * 1024
 """Whatever stands beside it in its event, a value of this size still fits in."""
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def check_deadline(deadline_s: Any) -> None:
     """Raise `UsageError` unless this is a time that a run can be given."""
-    number = isinstance(deadline_s, int | float) and not isinstance(deadline_s, bool)
-    if not (number and 0 < deadline_s < SECONDS_MAX):
+    if not (_is_number(deadline_s) and 0 < deadline_s < SECONDS_MAX):
         raise UsageError(f"a deadline is a number of seconds over 0, not {deadline_s!r}")
+
+
+def check_times(settings: Any, *names: str) -> None:
+    """Raise `UsageError` unless the settings of these names are times that a run can keep to."""
+    for name in names:
+        value = getattr(settings, name)
+        if not (_is_number(value) and 0 <= value < SECONDS_MAX):
+            raise UsageError(f"{name} is a number of seconds from 0 on, not {value!r}")
+
+
+def check_counts(settings: Any, *names: str) -> None:
+    """Raise `UsageError` unless the settings of these names are numbers of at least 1."""
+    for name in names:
+        value = getattr(settings, name)
+        if type(value) is not int or value < 1:
+            raise UsageError(f"{name} is a number of at least 1, not {value!r}")
 
 
 def check_call(call: Call) -> None:
@@ -62,18 +81,46 @@ def check_response(response: bytes, beside: RequestDelta) -> None:
 
 def checked_reply(reply: object, models: object) -> ModelReply:
     """Return what a model client gave if it is a reply; else raise the `ModelError` that says what it is."""
-    if isinstance(reply, ModelReply) and isinstance(reply.message, dict):
-        return reply
-    given = (
-        f"a reply whose message is {reply.message!r:.80}"
-        if isinstance(reply, ModelReply)
-        else f"{reply!r:.80}"
-    )
+    usage = None
+    if isinstance(reply, ModelReply):
+        fault = _fault(reply)
+        if fault is None:
+            return reply
+        name, form = fault
+        given = f"a reply whose {name} is {getattr(reply, name)!r:.80}, not {form}"
+        usage = reply.usage if is_usage(reply.usage) else Usage()
+    else:
+        given = f"{reply!r:.80}, not a ModelReply"
     raise ModelError(
-        f"the model client {type(models).__name__} gave {given}; it must return a ModelReply whose message is a dict",
+        f"the model client {type(models).__name__} gave {given}",
         kind="bad_request",
         error_type="BadReply",
+        usage=usage,
     )
+
+
+def _fault(reply: Any) -> tuple[str, str] | None:
+    """A part of *reply* that does not fit into the event that has to record it, and what it must be."""
+    if not isinstance(reply.message, dict):
+        return "message", "a dict"
+    for name in ("finish_reason", "id", "model"):
+        value = getattr(reply, name)
+        if value is not None and not is_unicode(value):
+            return name, "a text or None"
+    if not is_usage(reply.usage):
+        return "usage", "a Usage of whole numbers or None"
+    return None if isinstance(reply.extra, dict) else ("extra", "a dict")
+
+
+def is_unicode(text: object) -> bool:
+    """Whether this is a text without halves of surrogate pairs, which UTF-8 cannot say."""
+    if not isinstance(text, str):
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_result(result: bytes, args: bytes, *, what: str) -> None:

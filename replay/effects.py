@@ -19,7 +19,7 @@ from ..journal.tenure import Tenure
 from .attempt import NotBegun
 from .commands import Call, ModelCall, Phase, ToolCall
 from .commit_gate import CommitGate
-from .door import checked_reply
+from .door import check_times, checked_reply
 from .errors import ModelError
 from .events import decode_bytes
 from .holds import LATE_S
@@ -60,6 +60,9 @@ class Limits(Struct, frozen=True, kw_only=True):
         poll_s: How often the inbox is looked into.
         leave_grace_s: How long running tools get when the caller goes away.
         grace_s: How much longer than its time-out a call may take before its worker counts as hung.
+
+    Raises:
+        UsageError: One is no time that a run could keep to.
     """
 
     model_timeout_s: float = 600.0
@@ -67,6 +70,9 @@ class Limits(Struct, frozen=True, kw_only=True):
     poll_s: float = 0.5
     leave_grace_s: float = 2.0
     grace_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        check_times(self, "model_timeout_s", "step_timeout_s", "poll_s", "leave_grace_s", "grace_s")
 
 
 class World(Struct, frozen=True, kw_only=True):

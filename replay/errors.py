@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+import math
+from typing import Any, Literal, get_args
 
-from ..journal.errors import RefoldError
-
-if TYPE_CHECKING:
-    from .ports import Usage
+from ..journal.errors import RefoldError, UsageError
+from .ports import Usage, is_usage
 
 Effect = Literal["none", "unknown", "done"]
 """What is known about the outside effect of a failed call: nothing happened, it may have, it did."""
@@ -87,15 +86,20 @@ class ToolError(OutcomeError):
     A program sees one for every failed call, live and on replay alike.
 
     Args:
-        message: What went wrong; the model reads it.
+        message: What went wrong; the model reads it. Of an exception, its text.
         error_type: Name of the original exception's class, for code that must tell kinds apart.
         effect: What is known of the outside effect.
+
+    Raises:
+        UsageError: There is no such effect.
     """
 
-    def __init__(self, message: str = "", *, error_type: str = "ToolError", effect: Effect = "none") -> None:
+    def __init__(self, message: Any = "", *, error_type: str = "ToolError", effect: Effect = "none") -> None:
         super().__init__(message)
-        self.message = message
-        self.error_type = error_type
+        if effect not in get_args(Effect):
+            raise UsageError(f"the effect of a failed call is 'none', 'unknown' or 'done', not {effect!r}")
+        self.message = str(message)
+        self.error_type = str(error_type)
         self.effect: Effect = effect
 
 
@@ -113,17 +117,20 @@ class ModelError(OutcomeError):
     A model call failed for good.
 
     Args:
-        message: What the provider or the client said.
+        message: What the provider or the client said. Of an exception, its text.
         kind: Class of failure, of our own small set.
         error_type: Name of the original exception's class.
         status: HTTP status, where there was one.
-        retry_after_s: What the provider asked for, seconds.
+        retry_after_s: What the provider asked for, seconds; what is no time is not kept to.
         usage: What the answer used that came and could not be used, as far as the provider said; None if none came.
+
+    Raises:
+        UsageError: There is no such kind, or a number is none.
     """
 
     def __init__(
         self,
-        message: str = "",
+        message: Any = "",
         *,
         kind: ModelErrorKind = "other",
         error_type: str = "ModelError",
@@ -132,11 +139,20 @@ class ModelError(OutcomeError):
         usage: Usage | None = None,
     ) -> None:
         super().__init__(message)
-        self.message = message
+        if kind not in get_args(ModelErrorKind):
+            raise UsageError(f"the kind of a ModelError is one of {get_args(ModelErrorKind)}, not {kind!r}")
+        if not isinstance(status, int | None):
+            raise UsageError(f"the status of a ModelError is a number or None, not {status!r}")
+        if not isinstance(retry_after_s, int | float | None):
+            raise UsageError(f"retry_after_s is a number of seconds or None, not {retry_after_s!r}")
+        if not (usage is None or is_usage(usage)):
+            raise UsageError(f"usage is a Usage of whole numbers or None, not {usage!r}")
+        self.message = str(message)
         self.kind: ModelErrorKind = kind
-        self.error_type = error_type
+        self.error_type = str(error_type)
         self.status = status
-        self.retry_after_s = retry_after_s
+        known = retry_after_s is not None and 0 <= retry_after_s < math.inf
+        self.retry_after_s = retry_after_s if known else None
         self.usage = usage
 
     @property

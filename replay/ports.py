@@ -21,6 +21,20 @@ class Usage(Struct, frozen=True, omit_defaults=True, gc=False):
     cost_micro: int | None = None
 
 
+def is_usage(value: object) -> bool:
+    """Whether this is a `Usage` that can be recorded: whole numbers, and None for what is unknown."""
+    return isinstance(value, Usage) and all(
+        part is None or type(part) is int
+        for part in (
+            value.input_tokens,
+            value.output_tokens,
+            value.cached_tokens,
+            value.reasoning_tokens,
+            value.cost_micro,
+        )
+    )
+
+
 class ModelReply(Struct, frozen=True):
     """
     A complete model response in the form it is recorded: plain JSON values only.

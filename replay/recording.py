@@ -12,7 +12,7 @@ from ..journal import codec
 from ..journal.errors import LimitExceeded, TransactionEnded, UnsupportedValue
 from . import events as ev
 from .commands import Call, ModelCall, Phase, Sleep, StepCall, ToolCall, WaitFor
-from .door import RESULT_BYTES_MAX, check_response, check_result
+from .door import RESULT_BYTES_MAX, check_counts, check_response, check_result, check_times
 from .errors import Effect, ModelError, ToolError
 from .inbox import Resolution
 from .machine import Done
@@ -22,6 +22,9 @@ from .response import encode_reply
 
 _VARIANT = {f"{digit:x}": f"{digit & 3 | 8:x}" for digit in range(16)}
 
+
+DOUBLINGS_MAX = 64
+"""How often a pause doubles; by then the shortest is longer than any that may be."""
 
 Clock = Callable[[], int]
 """The database's clock, microseconds; looked at only where it is needed."""
@@ -35,18 +38,27 @@ class Policy(Struct, frozen=True, kw_only=True):
         model_attempts: How often a model call is tried in all when the failure is of a kind that trying again can mend.
         backoff_s: Pause after the first failed attempt; doubles with each.
         backoff_max_s: Longest pause.
+        retry_after_max_s: A provider that asks for a longer pause has failed for good.
         hold_wait_s: A run that waits for a timer due sooner keeps its lease.
         cancel_grace_s: How long tools of a cancelled run get to come to an end.
         idle_tenures_max: So many tenures in a row that end without a release and without recording any outcome
             park the run: it kills its workers.
+
+    Raises:
+        UsageError: One is no number, or none that a run could keep to.
     """
 
     model_attempts: int = 5
     backoff_s: float = 0.5
     backoff_max_s: float = 30.0
+    retry_after_max_s: float = 86_400.0
     hold_wait_s: float = 5.0
     cancel_grace_s: float = 5.0
     idle_tenures_max: int = 5
+
+    def __post_init__(self) -> None:
+        check_counts(self, "model_attempts", "idle_tenures_max")
+        check_times(self, "backoff_s", "backoff_max_s", "retry_after_max_s", "hold_wait_s", "cancel_grace_s")
 
 
 class Completion(Struct, frozen=True):
@@ -298,7 +310,12 @@ def _model_outcome(
     failed = failure(error)
     if started and command.in_doubt == "park" and not _refused(error):
         return ev.ToolInDoubt(at=at, call=call.id, attempt=attempt, why=failed.message, usage=usage)
-    again = isinstance(error, ModelError) and error.retryable and attempt < policy.model_attempts
+    again = (
+        isinstance(error, ModelError)
+        and error.retryable
+        and attempt < policy.model_attempts
+        and (failed.retry_after_s or 0.0) <= policy.retry_after_max_s
+    )
     return ev.ModelFailed(
         at=at,
         call=call.id,
@@ -386,7 +403,7 @@ def _tool_outcome(
 
 
 def _retry_at(call: Call, now_us: int, attempt: int, policy: Policy, wanted_s: float | None = None) -> int:
-    pause_s = min(policy.backoff_s * 2.0 ** (attempt - 1), policy.backoff_max_s)
+    pause_s = min(policy.backoff_s * 2.0 ** min(attempt - 1, DOUBLINGS_MAX), policy.backoff_max_s)
     # Jitter made from the call, so that the same run retries at the same times.
     spread = hashlib.sha256(f"{call.id}/{now_us}/{attempt}".encode()).digest()[0] / 255
     return now_us + round(max(pause_s * (0.75 + 0.5 * spread), wanted_s or 0.0) * 1e6)

@@ -71,7 +71,8 @@ class Response:
         """The message's text; empty when there is none."""
         content = self.message.get("content")
         if isinstance(content, list):
-            return "".join(p.get("text") or "" for p in content if isinstance(p, dict))
+            texts = (part.get("text") for part in content if isinstance(part, dict))
+            return "".join(text for text in texts if isinstance(text, str))
         return content if isinstance(content, str) else ""
 
     @property

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import refold
 from msgspec import Raw
-from refold import Agent, Journal, Run, ScriptedModel, Usage, tool
+from refold import Agent, Journal, ModelReply, Run, ScriptedModel, Usage, tool
 from refold.agent.conversation import conversation
 from refold.agent.scripted import call, raw_call, say
+from refold.agent.signature import TOOL_NAME
 from refold.replay import rebuild
 from refold.replay.inbox import Approval, Resolution, approval_key, encode_message, resolution_key
 from refold.replay.runner import read_all
@@ -56,7 +57,10 @@ def assert_valid(messages: list[dict[str, Any]]) -> None:
             open_calls.remove(message["tool_call_id"])
             continue
         assert not open_calls
+        assert message.get("tool_calls") or message.get("content") is not None
+        assert message.get("tool_calls") != []
         open_calls = [c["id"] for c in message.get("tool_calls") or []]
+        assert all(TOOL_NAME.fullmatch(c["function"]["name"]) for c in message.get("tool_calls") or [])
         assert len(set(open_calls)) == len(open_calls)
     assert not open_calls
 
@@ -109,6 +113,60 @@ async def test_an_unknown_tool_is_a_recorded_answer_to_the_model(journal: Journa
 
     assert "no tool named 'nonsense'" in list(model.requests[-1]["messages"])[-1]["content"]
     check(agent, journal, "t")
+
+
+@pytest.mark.parametrize(
+    "name, told",
+    [
+        ("functions.refund", "functions_refund"),
+        ("\N{CJK UNIFIED IDEOGRAPH-641C}\ud83d", "__"),
+        ("refund" * 20, ("refund" * 20)[:64]),
+        ("", "unnamed"),
+    ],
+)
+async def test_the_name_of_a_made_up_tool_goes_back_in_a_form_that_providers_take(
+    journal: Journal, name: str, told: str
+) -> None:
+    model = ScriptedModel([[raw_call(name, "{}"), call("lookup", order=1)], "sorry"])
+    agent = Agent("support", model=model, tools=[lookup])
+
+    assert (await agent.run("go", journal=journal, thread="t")).output == "sorry"
+
+    _, asked, refused, found = model.requests[-1]["messages"]
+    assert [each["function"]["name"] for each in asked["tool_calls"]] == [told, "lookup"]
+    assert "there is no tool named" in refused["content"]
+    assert "12" in found["content"]
+    check(agent, journal, "t")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "content": None},
+        {"role": "assistant"},
+        {"role": "assistant", "content": None, "tool_calls": []},
+        {"role": "assistant", "content": None, "refusal": "no"},
+    ],
+)
+async def test_an_answer_without_anything_does_not_end_the_conversation(
+    journal: Journal, message: dict[str, Any]
+) -> None:
+    model = ScriptedModel([ModelReply(message), "ok"])
+    agent = Agent("support", model=model)
+
+    assert (await agent.run("one", journal=journal, thread="t")).output == ""
+    assert (await agent.run("two", journal=journal, thread="t")).output == "ok"
+
+    kept = {name: part for name, part in message.items() if name != "tool_calls"}
+    assert model.requests[-1]["messages"][1] == {**kept, "content": ""}
+    check(agent, journal, "t")
+
+
+async def test_parts_of_an_answer_that_are_no_text_are_passed_over(journal: Journal) -> None:
+    parts = [{"type": "thinking", "text": {"value": "hm"}}, {"type": "text", "text": "yes"}, "?"]
+    model = ScriptedModel([ModelReply({"role": "assistant", "content": parts})])
+
+    assert (await Agent("a", model=model).run("go", journal=journal, thread="t")).output == "yes"
 
 
 async def test_a_later_run_sees_the_conversation_and_stores_only_what_is_new(journal: Journal) -> None:

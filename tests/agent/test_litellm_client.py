@@ -165,7 +165,34 @@ async def test_an_empty_answer_is_an_answer(server: OpenAIServer) -> None:
     assert reply.message == {"role": "assistant", "content": None}
 
 
+async def test_names_and_reasons_that_are_no_texts_are_recorded_as_such(server: OpenAIServer) -> None:
+    reply = await ask(server, {"text": "ok", "response": {"id": 5}, "finish_reason": 7})
+
+    assert (reply.id, reply.finish_reason) == ("5", "stop")
+    assert read_response({"id": 5, "model": 1.5, "choices": [{"message": {}, "finish_reason": 7}]}, None) == (
+        ModelReply({"role": "assistant"}, finish_reason="7", id="5", model="1.5")
+    )
+
+
 # What goes out
+
+
+async def test_halves_of_characters_go_out_as_what_every_provider_can_read(server: OpenAIServer) -> None:
+    server.script = {"replies": [{}, {"text": "ok"}]}
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a":"\udce9"}'}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "\ud83d\ude00 and \ud83d"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "caf\udce9.txt", "tool_call_id": "1"},
+    ]
+
+    await client(server).respond({"model": "openai/gpt-4o-mini", "messages": messages})
+
+    said, asked, told = server.requests[-1]["messages"]
+    assert said["content"][0]["text"] == "\N{GRINNING FACE} and \N{REPLACEMENT CHARACTER}"
+    assert asked["tool_calls"][0]["function"]["arguments"] == '{"a":"\N{REPLACEMENT CHARACTER}"}'
+    assert told["content"] == "caf\N{REPLACEMENT CHARACTER}.txt"
+    assert messages[2]["content"] == "caf\udce9.txt", "what is recorded stays as it is"
 
 
 async def test_a_request_goes_out_as_asked_and_is_not_changed(server: OpenAIServer) -> None:

@@ -137,6 +137,22 @@ async def test_the_next_model_is_asked_when_one_has_failed_for_good_and_the_run_
     check(agent, journal)
 
 
+@pytest.mark.parametrize("pause", ["90000", "900000000000", "1e300"])
+async def test_who_asks_for_a_pause_without_end_has_failed_for_good(journal: Journal, pause: str) -> None:
+    script = by_model(gpt_4o_mini=[failed(429, **{"retry-after": pause})], gpt_4_1_mini=[{"text": "paid"}])
+    with OpenAIServer(script) as server:
+        agent = agent_on(server, model=[FIRST, SECOND])
+        result = await agent.run("hi", journal=journal, thread="t")
+        asked = [body["model"] for body in server.requests]
+
+    (refused,) = [body for body in bodies(journal) if isinstance(body, ev.ModelFailed)]
+    assert refused.final
+    assert refused.error.retry_after_s == float(pause)
+    assert asked == ["gpt-4o-mini", "gpt-4.1-mini"]
+    assert result.output == "paid"
+    check(agent, journal)
+
+
 async def test_a_run_with_fallbacks_goes_on_the_same_way_after_a_crash_anywhere(journal: Journal) -> None:
     script = by_model(gpt_4o_mini=[FINDING, failed(401)], gpt_4_1_mini=[FINDING, {"text": "paid"}])
     with OpenAIServer(script) as server:

@@ -219,6 +219,18 @@ async def test_calls_of_a_stream_are_never_glued_together(
     assert [each["function"]["arguments"] for each in reply.message["tool_calls"]] == expected
 
 
+async def test_a_character_that_is_cut_in_two_is_one_again() -> None:
+    """Some proxies cut text by the units of UTF-16."""
+    deltas = [{"role": "assistant"}, {"content": "hi \ud83d"}, {"content": "\ude00"}]
+    arguments = [fragment('{"a":"\ud83d', index=0, id="c1", name="f"), fragment('\ude00"}', index=0)]
+    with OPENAI.serve({"chunks": [*map(chunk, [*deltas, *arguments]), chunk({}, "tool_calls")]}) as server:
+        reply, pieces = await stream(OPENAI, server)
+
+    assert reply.message["content"] == "hi \N{GRINNING FACE}"
+    assert reply.message["tool_calls"][0]["function"]["arguments"] == '{"a":"\N{GRINNING FACE}"}'
+    "".join(piece.text for piece in pieces).encode()  # a viewer can print each of them
+
+
 async def test_a_provider_that_fails_in_the_middle_is_told_apart() -> None:
     with OPENAI.serve(
         {"status": 429, "raw": '{"error": {"message": "x"}}', "headers": {"Retry-After": "7"}}

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import refold
-from refold import Agent, Journal, LimitExceeded, ModelReply, Run, ScriptedModel, UsageError, program, tool
+from refold import (
+    Agent,
+    Journal,
+    LimitExceeded,
+    ModelError,
+    ModelReply,
+    Run,
+    ScriptedModel,
+    ToolError,
+    UsageError,
+    program,
+    tool,
+)
 from refold.agent.comparison import compare_states, compare_threads
 from refold.agent.overview import overview
 from refold.agent.what_if import what_if
@@ -21,6 +34,9 @@ from refold.replay.attention import read_page
 from refold.replay.door import RESULT_BYTES_MAX
 from refold.replay.fork import fork
 from refold.replay.inbox import CANCEL, Cancel, encode_message
+from refold.replay.live import Limits
+from refold.replay.ports import Usage
+from refold.replay.recording import Policy
 from refold.replay.report import replay_thread
 from refold.replay.runner import read_all
 from refold.replay.verification import verify
@@ -241,7 +257,23 @@ async def test_an_input_or_a_signal_too_large_for_its_event_is_not_sent(journal:
     assert journal.inbox("t") == []
 
 
-@pytest.mark.parametrize("reply", [None, "hello", ModelReply("hello")])  # type: ignore[arg-type]
+SAID: dict[str, Any] = {"role": "assistant", "content": "hello"}
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        None,
+        "hello",
+        ModelReply("hello"),  # type: ignore[arg-type]
+        ModelReply(SAID, id=5),  # type: ignore[arg-type]
+        ModelReply(SAID, finish_reason=b"stop"),  # type: ignore[arg-type]
+        ModelReply(SAID, model="half a \ud83d"),
+        ModelReply(SAID, usage=None),  # type: ignore[arg-type]
+        ModelReply(SAID, usage=Usage(cost_micro=1.5)),  # type: ignore[arg-type]
+        ModelReply(SAID, extra=[]),  # type: ignore[arg-type]
+    ],
+)
 async def test_a_model_client_that_gives_no_reply_is_told_so_and_asked_once(
     journal: Journal, reply: Any
 ) -> None:
@@ -253,10 +285,93 @@ async def test_a_model_client_that_gives_no_reply_is_told_so_and_asked_once(
             return reply
 
     models = Wrong()
-    with pytest.raises(refold.RunFailed, match=r"the model client Wrong gave .* must return a ModelReply"):
-        await Agent("a", model=models).run("go", journal=journal, thread="t")
+    for _ in range(2):
+        with pytest.raises(refold.RunFailed, match=r"the model client Wrong gave .*, not a"):
+            await Agent("a", model=models).run("go", journal=journal, thread="t", key="one")
 
     assert models.asked == 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ModelError("no", kind="zap"),  # type: ignore[arg-type]
+        lambda: ModelError("no", status="500"),  # type: ignore[arg-type]
+        lambda: ModelError("no", retry_after_s="7"),  # type: ignore[arg-type]
+        lambda: ModelError("no", usage={"input_tokens": 1}),  # type: ignore[arg-type]
+        lambda: ToolError("no", effect="zap"),  # type: ignore[arg-type]
+    ],
+)
+def test_an_error_that_could_not_be_recorded_cannot_be_made(make: Callable[[], Exception]) -> None:
+    with pytest.raises(UsageError, match="not "):
+        make()
+
+
+async def test_an_error_made_of_another_one_is_recorded_with_its_text(journal: Journal) -> None:
+    @tool
+    def looks() -> str:
+        """Look."""
+        raise ToolError(ValueError("there is none"))
+
+    @program
+    async def asks(run: Run, value: str) -> str:
+        try:
+            return str(await run.tool(looks))
+        except ToolError as error:
+            return f"{error.message}: {error.effect}"
+
+    result = await refold.run(asks, "go", journal=journal, thread="t")
+
+    assert result.output == "there is none: none"
+    assert str(ModelError(OSError("the line is dead"))) == "the line is dead"
+
+
+@pytest.mark.parametrize("pause_s", [math.inf, -math.inf, math.nan, -1.0])
+async def test_what_is_no_time_is_not_waited_for(journal: Journal, pause_s: float) -> None:
+    class Slow:
+        asked = 0
+
+        async def respond(self, request: Any) -> ModelReply:
+            self.asked += 1
+            if self.asked == 1:
+                raise ModelError("slow down", kind="rate_limit", retry_after_s=pause_s)
+            return ModelReply(SAID)
+
+    agent = Agent("a", model=Slow(), policy=Policy(backoff_s=0.0))
+    assert (await agent.run("go", journal=journal, thread="t")).output == "hello"
+
+
+async def test_a_model_may_be_asked_as_often_as_one_likes(journal: Journal) -> None:
+    class Away:
+        asked = 0
+
+        async def respond(self, request: Any) -> ModelReply:
+            self.asked += 1
+            raise ModelError("away", kind="connection")
+
+    models = Away()
+    agent = Agent("a", model=models, policy=Policy(backoff_s=1e-9, backoff_max_s=1e-9, model_attempts=1030))
+    with pytest.raises(refold.RunFailed, match="away"):
+        await agent.run("go", journal=journal, thread="t")
+
+    assert models.asked == 1030, "a pause that doubles more often than a float can say is the longest one"
+
+
+@pytest.mark.parametrize(
+    "make, name",
+    [
+        (lambda: Policy(backoff_s=math.inf), "backoff_s"),
+        (lambda: Policy(backoff_max_s=-1), "backoff_max_s"),
+        (lambda: Policy(retry_after_max_s=math.nan), "retry_after_max_s"),
+        (lambda: Policy(model_attempts=0), "model_attempts"),
+        (lambda: Policy(idle_tenures_max="5"), "idle_tenures_max"),  # type: ignore[arg-type]
+        (lambda: Limits(model_timeout_s=math.inf), "model_timeout_s"),
+        (lambda: Limits(poll_s=None), "poll_s"),  # type: ignore[arg-type]
+    ],
+)
+def test_settings_that_no_run_can_keep_to_are_refused(make: Callable[[], object], name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name} is a number"):
+        make()
 
 
 async def test_a_cancel_that_comes_after_its_runs_end_leaves_the_next_run_alone(journal: Journal) -> None:
