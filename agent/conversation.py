@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct, field
+from msgspec import UNSET, Raw, Struct, UnsetType, field
 
 from ..journal import codec
 from ..journal.envelope import Event
@@ -99,7 +99,7 @@ class _ToolCall(Struct, gc=False):
 
 
 class _Calls(Struct, gc=False):
-    tool_calls: list[_ToolCall] | None = None
+    tool_calls: list[_ToolCall] | UnsetType | None = UNSET
     content: Raw = ev.NULL
 
 
@@ -116,7 +116,7 @@ def _sound_calls(response: Response) -> tuple[CallRequest, ...] | None:
         return None
     asked = read.tool_calls
     if not asked:
-        return () if asked is None and bytes(read.content) != _NULL else None
+        return () if asked is UNSET and bytes(read.content) != _NULL else None
     calls: list[CallRequest] = []
     for each in asked:
         name, text = each.function.name, each.function.arguments

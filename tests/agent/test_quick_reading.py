@@ -40,7 +40,7 @@ def messages(draw: st.DrawFn) -> dict[str, Any]:
     calls = []
     for _ in range(draw(st.integers(0, 3))):
         function: dict[str, Any] = {
-            "name": draw(st.sampled_from(["look", "", None, "write"])),
+            "name": draw(st.sampled_from(["look", "", None, "write", "look.up"])),
             "arguments": draw(
                 texts().filter(lambda text: "\ud800" not in text) | st.none() | st.just({"a": 1})
             ),
@@ -53,9 +53,8 @@ def messages(draw: st.DrawFn) -> dict[str, Any]:
             call["type"] = draw(st.sampled_from(["function", "function", None]))
         calls.append(call | draw(st.sampled_from([{}, {"index": 0}, {"~tuple": [1]}])))
     message: dict[str, Any] = {"role": "assistant", "content": draw(st.none() | st.text(max_size=5))}
-    return (
-        message | draw(st.sampled_from([{}, {"tool_calls": None}])) | ({"tool_calls": calls} if calls else {})
-    )
+    odd: list[dict[str, Any]] = [{}, {"tool_calls": None}, {"tool_calls": []}, {"function_call": None}]
+    return message | draw(st.sampled_from(odd)) | ({"tool_calls": calls} if calls else {})
 
 
 @given(texts())
