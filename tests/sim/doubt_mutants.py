@@ -1,16 +1,20 @@
-"""Mutants of doubt: what a worker may still be at is not left alone, and what may have happened is denied."""
+"""Mutants of doubt: of what may still happen, of what failures are taken for, and of what people say."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from msgspec import structs
-from refold.replay import opening, recording
-from refold.replay.commands import Command, ModelCall, ToolCall
+from refold.journal.store import Message
+from refold.replay import matching, opening, recording
+from refold.replay.commands import Call, Command, ModelCall, Phase, ToolCall
 from refold.replay.events import ToolFailed
-from refold.replay.holds import LATE_S
+from refold.replay.holds import LATE_S, Holds
+from refold.replay.inbox import Approval, decode_message, encode_message
+from refold.replay.interpreter import Interpreter
+from refold.replay.recording import Completion
 from sim.mutant import mutant
-from sim.scenarios import ACTING, BRINK, ERRAND
+from sim.scenarios import ACTING, ASKS, BRINK, ERRAND, STUBBORN, TOLD
 
 
 @mutant(opening, "_may_take_s", "unsafe_tools_act_once results_tell_the_truth", (BRINK, 1, "rival"))
@@ -45,3 +49,64 @@ def what_raised_counts_as_what_did_not_happen(tool_outcome: Any) -> Any:
         return structs.replace(body, effect="none") if denied else body
 
     return rash
+
+
+@mutant(recording, "_tool_outcome", "failures_are_followed_by_the_rules", (TOLD, 1, "hangs"))
+def what_was_given_up_counts_as_failed(tool_outcome: Any) -> Any:
+    def rash(call: Call, command: ToolCall, done: Completion, *more: Any) -> Any:
+        return tool_outcome(call, command, structs.replace(done, timed_out=False), *more)
+
+    return rash
+
+
+@mutant(recording, "_tool_outcome", "failures_are_followed_by_the_rules", (STUBBORN, 0, ""))
+def what_failed_is_tried_once_more_than_it_may_be(tool_outcome: Any) -> Any:
+    def stubborn(call: Call, command: ToolCall, *more: Any) -> Any:
+        body = tool_outcome(call, command, *more)
+        again = command.tool.repeatable and call.failures == command.tool.retries
+        if isinstance(body, ToolFailed) and again:
+            return structs.replace(body, final=False, retry_at=body.at)
+        return body
+
+    return stubborn
+
+
+@mutant(
+    recording,
+    "_tool_outcome",
+    "failures_are_followed_by_the_rules unsafe_tools_act_once",
+    (ERRAND, 1, "fails"),
+)
+def what_may_not_run_twice_is_tried_again(tool_outcome: Any) -> Any:
+    def eager(call: Call, command: ToolCall, *more: Any) -> Any:
+        body = tool_outcome(call, command, *more)
+        if isinstance(body, ToolFailed) and call.failures < command.tool.retries:
+            return structs.replace(body, final=False, retry_at=body.at)
+        return body
+
+    return eager
+
+
+@mutant(matching, "match", "answers_go_where_they_are_meant every_run_ends", (ASKS, 1, "slow"))
+def an_answer_goes_to_the_first_call_that_waits_for_one(match: Any) -> Any:
+    def careless(message: Message, interpreter: Interpreter, holds: Holds, *, at: int) -> Any:
+        content = decode_message(message)
+        asking = [call.id for call in interpreter.pending.values() if call.phase is Phase.ASKING]
+        if isinstance(content, Approval) and asking:
+            _, body = encode_message(structs.replace(content, call=asking[0]))
+            message = structs.replace(message, body=body)
+        return match(message, interpreter, holds, at=at)
+
+    return careless
+
+
+@mutant(matching, "match", "answers_go_where_they_are_meant", (ASKS, 0, ""))
+def a_denial_counts_as_a_yes(match: Any) -> Any:
+    def deaf(message: Message, interpreter: Interpreter, holds: Holds, *, at: int) -> Any:
+        content = decode_message(message)
+        if isinstance(content, Approval):
+            _, body = encode_message(structs.replace(content, approved=True))
+            message = structs.replace(message, body=body)
+        return match(message, interpreter, holds, at=at)
+
+    return deaf

@@ -25,6 +25,9 @@ HELD = frozenset({"burn"})
 REPEATABLE = frozenset({"look", "brew", "wobble", "enter"})
 """Tools whose calls may run twice."""
 
+RETRIES = {"look": 1, "enter": 1, "wobble": 2}
+"""How often a tool that has failed may be tried again; another one not at all."""
+
 
 class History:
     """One finished history of one thread, indexed for the checks."""

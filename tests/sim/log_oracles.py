@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 
 from refold.replay.simulation import LATENCY_US
-from sim.history import HELD, REPEATABLE, History, of_the_log
+from sim.history import HELD, REPEATABLE, RETRIES, History, of_the_log
 from sim.told import ENDS, STARTS, is_outcome
 
 DISTURBING = frozenset({"pause", "freeze", "late", "rival", "twin", "jump", "ahead", "behind", "interrupt"})
@@ -115,6 +115,29 @@ def doubted_calls_wait_for_a_yes(history: History) -> Iterator[str]:
             doubts.pop(call, None)
             if body.get("effect") == "unknown" and body.get("final", True):
                 doubts[call] = asked[call]
+
+
+def failures_are_followed_by_the_rules(history: History) -> Iterator[str]:
+    """What was given up is in doubt unless it may run twice; nothing is tried again more often than it may be."""
+    tools: dict[str, str] = {}
+    failed: dict[str, int] = {}
+    for seq, body in enumerate(history.bodies, 1):
+        kind, call = body["kind"], body.get("call", "")
+        if kind == "tool_started":
+            tools[call] = body["tool"]
+        elif kind in ("tool_failed", "model_failed") and not body.get("final", True):
+            failed[call] = failed.get(call, 0) + 1
+            tool = tools.get(call)
+            attempts = history.lane.scenario.policy.model_attempts
+            allowed = attempts - 1 if tool is None else RETRIES.get(tool, 0)
+            if failed[call] > allowed:
+                yield f"seq {seq} is to try {call} again, for the {failed[call]}th time of {allowed}"
+        elif (
+            kind == "tool_failed"
+            and body["error"]["type"] == "TimeoutError"
+            and tools[call] not in REPEATABLE
+        ):
+            yield f"seq {seq} gives {call} ({tools[call]}) up for failed: whether it acted nobody knows"
 
 
 def rests_only_when_all_waits(history: History) -> Iterable[str]:

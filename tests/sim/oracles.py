@@ -31,6 +31,7 @@ from sim.log_oracles import (
     calls_are_paired,
     deadlines_are_kept,
     doubted_calls_wait_for_a_yes,
+    failures_are_followed_by_the_rules,
     rests_only_when_all_waits,
     resuming_without_news_writes_nothing,
     time_is_kept,
@@ -208,10 +209,10 @@ def transactions_act_exactly_once(history: History) -> Iterator[str]:
 
 
 def repeats_carry_one_key(history: History) -> Iterator[str]:
-    """10. Attempts of a call carry one idempotency key, and two calls never share one."""
-    keys: dict[str, str] = {}
-    for deed in history.ledger:
-        if deed.kind == "tool" and keys.setdefault(deed.call, deed.key) != deed.key:
+    """10. Attempts of a call carry one idempotency key, and two calls never share one, of whatever thread."""
+    keys: dict[tuple[str, str], str] = {}
+    for deed in history.world.ledger:
+        if deed.kind == "tool" and keys.setdefault((deed.thread, deed.call), deed.key) != deed.key:
             yield f"{tell(deed)} came with another key than the attempt before"
     if len(set(keys.values())) != len(keys):
         yield "two calls share a key"
@@ -330,6 +331,25 @@ def messages_are_taken_once(history: History) -> Iterator[str]:
             yield f"signal {name!r} was sent {sent_signals.get(name, 0)} times and received {times} times"
 
 
+def answers_go_where_they_are_meant(history: History) -> Iterator[str]:
+    """What the log says that people, or workers too late, have answered is what they said, of that very call."""
+    told = [body for body in history.bodies if body["kind"] in ("approval_given", "tool_resolved")]
+    if not told:
+        return
+    messages = history.world.store.inbox(history.lane.name, consumed=True)
+    said = [_content(message.body) for message in messages if message.kind in ("approval", "resolution")]
+    for body in told:
+        # A reconciler sends nothing, and what a worker has not begun it says in its own log.
+        if body.get("by") == "reconciler" or (body.get("by"), body.get("outcome")) == (
+            "worker",
+            "did_not_happen",
+        ):
+            continue
+        meant = ("call", "approved", "attempt", "outcome", "result")
+        if not any(all(body.get(name) == content.get(name) for name in meant) for content in said):
+            yield f"{body} is in the log, and nobody has said so"
+
+
 def inputs_become_runs_once(history: History) -> Iterator[str]:
     """Each input that was sent becomes one run, in the order of arrival."""
     messages = history.world.store.inbox(history.lane.name, consumed=True)
@@ -374,6 +394,7 @@ ORACLES = (
     recorded_is_never_asked_again,
     calls_are_paired,
     doubted_calls_wait_for_a_yes,
+    failures_are_followed_by_the_rules,
     rests_only_when_all_waits,
     log_replays,
     log_verifies,
@@ -385,6 +406,7 @@ ORACLES = (
     time_is_kept,
     deadlines_are_kept,
     messages_are_taken_once,
+    answers_go_where_they_are_meant,
     inputs_become_runs_once,
     outcome_is_that_of_the_quiet_run,
 )

@@ -269,6 +269,21 @@ def allow(call: OpenCall) -> Content | None:
 WAITS = Scenario(name="waits", program=waits, reply=allow, latency_us={"brew": 900_000})
 
 
+# Two calls that people are asked about, one of which they deny
+
+
+@program
+async def asks(run: Run, value: Any) -> Any:
+    return await run.gather(tried(run, burn, what="bridge"), tried(run, burn, what="toast"))
+
+
+def sensible(call: OpenCall) -> Content | None:
+    return Approval(call.call, approved=b"toast" in bytes(call.args), by="people")
+
+
+ASKS = Scenario(name="asks", program=asks, reply=sensible)
+
+
 # Failures that are tried again, then one that is final
 
 
@@ -449,7 +464,7 @@ async def patience(run: Run, value: Any) -> Any:
 
 PATIENCE = Scenario(name="patience", program=patience, reply=go, patient=True, latency_us={"brew": 900_000})
 
-STEADY = (ERRAND, AGENT, DOUBTS, BRINK, WAITS, STUBBORN, TURNS, AGAIN, BOOKS, LEDGERS, PATIENCE)
+STEADY = (ERRAND, AGENT, DOUBTS, BRINK, WAITS, ASKS, STUBBORN, TURNS, AGAIN, BOOKS, LEDGERS, PATIENCE)
 """Scenarios whose runs mean the same whatever the order of what is done side by side."""
 STEADY_NAMES = frozenset(scenario.name for scenario in STEADY)
 ENDINGS = {"stubborn": "failed", "hurry": "cancelled", "audit": "cancelled"}

@@ -61,6 +61,7 @@ def idempotent(name: str, act: Callable[..., Any], **more: Any) -> SimTool:
 
 pay = unsafe("pay", lambda amount: {"paid": amount})
 look = idempotent("look", lambda key: {"saw": key}, retries=1)
-ship = unsafe("ship", lambda to: {"shipped": to})
+# That it may be tried again is not heeded: it may not run twice.
+ship = unsafe("ship", lambda to: {"shipped": to}, retries=1)
 enter = idempotent("enter", lambda amount: {"entered": amount}, transactional=True, retries=1)
 brew = idempotent("brew", lambda what: {"brewed": what})
