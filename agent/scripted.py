@@ -105,8 +105,10 @@ class ScriptedModel:
         """How often this model was asked, in this process."""
 
     def again(self) -> ScriptedModel:
-        """A model with the same script that has not been asked anything, and keeps no requests."""
-        return ScriptedModel(self._script, keep_requests=False)
+        """A model with the same script, of the same class, that has not been asked anything, and keeps no requests."""
+        fresh = copy.copy(self)
+        fresh._keep, fresh._requests, fresh._failures, fresh.count = False, [], {}, 0
+        return fresh
 
     @property
     def requests(self) -> list[dict[str, Any]]:

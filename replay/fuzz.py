@@ -18,7 +18,7 @@ from msgspec import Struct, structs
 
 from ..journal.errors import MissingExtra, UsageError
 from .collecting import seldom_collected
-from .fuzz_checks import WORLD, Broken, compare, foreign_sources
+from .fuzz_checks import WORLD, Broken, compare, foreign_ways
 from .fuzz_places import FAULTS, Course, Schedule, Scheduled, known_faults
 from .fuzz_screen import screen
 from .fuzz_trial import AgentLike, Options, Played, Trial
@@ -113,7 +113,8 @@ def every_crash_point(
         faults_max: How many of them may come in one history; 2 also kills each recovery.
         ignore: A regular expression of text that may differ, as times do.
         may_fail: Whether the uninterrupted run may end with an error.
-        own_clock: Whether the program may read clocks and draw chance by itself, for what is no part of the run.
+        own_clock: Whether the program may read clocks, draw chance, write files and the like by itself, for what is
+            no part of the run.
         policy: How failures are retried; an agent's own by default.
 
     Raises:
@@ -208,8 +209,8 @@ def _tried(trial: Trial, kinds: frozenset[str], faults_max: int) -> CrashPoints:
                 if depth < faults_max:
                     longer += _extended(placed, played)
             level = longer
-    if quiet.noticed and not trial.options.own_clock:
-        _complain(trial, quiet, [foreign_sources(quiet.noticed)])
+    if (quiet.taken or quiet.done) and not trial.options.own_clock:
+        _complain(trial, quiet, foreign_ways(quiet.taken, quiet.done))
     points = [place for place, options in quiet.course.places if len(options) > 1]
     return CrashPoints(points=points, histories=histories, kinds=quiet.kinds)
 
@@ -217,14 +218,18 @@ def _tried(trial: Trial, kinds: frozenset[str], faults_max: int) -> CrashPoints:
 def _uninterrupted(trial: Trial, kinds: frozenset[str]) -> Played:
     """The run without faults, which must get to its end, be the same each time, and replay."""
     __tracebackhide__ = True
-    quiet = trial.play(partial(Course, ()), kinds, replays=REPLAYS)
+    quiet = trial.play(partial(Course, ()), kinds, watch=True, replays=REPLAYS, elsewhere=True)
     if quiet.story.diverged:
         _complain(trial, quiet, _compared(trial, quiet, quiet))
     _check_ending(trial, quiet)
     again = trial.play(partial(Course, ()), kinds, watch=True)
     if broken := _compared(trial, quiet, again):
         _complain(trial, again, broken)
-    return structs.replace(quiet, noticed=again.noticed)
+    return structs.replace(
+        quiet,
+        taken=list(dict.fromkeys([*quiet.taken, *again.taken])),
+        done=list(dict.fromkeys([*quiet.done, *again.done])),
+    )
 
 
 def _check_ending(trial: Trial, quiet: Played) -> None:

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
-import msgspec
 from msgspec import Struct, structs
 
-from ..journal import codec
-from ..journal.envelope import Event
-from ..journal.errors import RefoldError
-from . import rebuild
-from .divergence import Divergence
+from .fuzz_contents import picture
 from .fuzz_order import renamed_calls, renamed_keys, renaming
-from .fuzz_world import Changes, picture
-from .outcomes import DidNotHappen, Happened, NoAnswer
-from .program import Program
-from .simulation import Deed, Simulation, Verdict
-from .text import one_line
+from .fuzz_reasons import (
+    NOTHING,
+    answered_otherwise,
+    other_order,
+    show,
+    untrue,
+    who_changed_it,
+    wrote_otherwise,
+)
+from .fuzz_story import Story
+from .outcomes import NoAnswer
+from .simulation import Deed
 
-SHOWN = 240
 WORLD = "the world is the same"
 ENDINGS = ("run_finished", "run_failed", "run_cancelled")
-_NOTHING = object()
+ACTS = "a program acts through its run"
+TAKES = "a program goes by its run and its input alone, and by sets in the order of sorted(...)"
+MESSAGE = "message"
 
 
 class Broken(Struct, frozen=True, kw_only=True):
@@ -47,128 +50,6 @@ class Broken(Struct, frozen=True, kw_only=True):
     why: tuple[str, ...] = ()
 
 
-class Story(Struct, frozen=True, kw_only=True):
-    """
-    What a history came to.
-
-    Args:
-        ending: Kind of the last event: `run_finished` and so on.
-        outcome: Output or error.
-        conversation: The folded history.
-        calls: What was asked and got, by call id.
-        told: Whether the model was told of a doubt: it may then rightly go on otherwise.
-        ledger: What was performed, in order.
-        verdicts: What reconcilers said, in order.
-        changes: Who changed the world, if that was watched.
-        world: The fake world afterwards.
-        waits: Names of the signals that it waits for at the end.
-        flaws: What the engine refused or did wrong, in words.
-        replay: Why its log does not replay; empty if it does.
-    """
-
-    ending: str
-    outcome: Any
-    conversation: Any
-    calls: dict[str, Any]
-    told: bool
-    ledger: list[Deed]
-    verdicts: list[Verdict]
-    changes: Changes | None
-    world: Any
-    waits: list[str]
-    flaws: list[str]
-    replay: str
-
-    @property
-    def diverged(self) -> bool:
-        """Whether program and log have parted."""
-        return bool(self.replay) or any("raised Divergence" in flaw for flaw in self.flaws)
-
-    @property
-    def effects(self) -> list[Deed]:
-        """Tools and steps that ran, in order."""
-        return [deed for deed in self.ledger if deed.kind in ("tool", "step")]
-
-    @property
-    def acted(self) -> dict[str, Deed]:
-        """The newest of them of each call."""
-        return {deed.call: deed for deed in self.effects}
-
-
-def read_story(
-    program: Program,
-    name: str,
-    events: list[Event],
-    world: Simulation,
-    fakes: Any,
-    changes: Changes | None,
-    *,
-    replays: int,
-) -> Story:
-    """What a history's log, ledger and fakes say; a log that is replayed more often shows rarer chances."""
-    bodies = [msgspec.json.decode(event.body) for event in events]
-    told = meaning(bodies)
-    refused = ""
-    thread = rebuild.load(name, events)
-    conversation = list(program.prior(thread.bodies).messages)
-    run = thread.status.unfinished
-    waits = [call.name for call in run.open.values() if call.status == "waits for a signal"] if run else []
-    try:
-        for _ in range(replays):
-            rebuild.replay_thread(program, thread)
-    except Divergence as error:
-        refused = str(error)
-    outcome = {key: told.pop(key) for key in ("output", "failed", "cancelled") if key in told}
-    return Story(
-        ending=bodies[-1]["kind"] if bodies else "nothing",
-        outcome=outcome,
-        conversation=conversation,
-        calls=told,
-        told=any(b["kind"] == "tool_failed" and b["error"]["type"] == "OutcomeUnknown" for b in bodies),
-        ledger=world.ledger,
-        verdicts=world.verdicts,
-        changes=changes,
-        world=fakes,
-        waits=waits,
-        flaws=world.flaws,
-        replay=refused,
-    )
-
-
-def meaning(bodies: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a log says, without attempts, tenures, times and the order of what ran side by side."""
-    told: dict[str, Any] = {}
-    for body in bodies:
-        match body["kind"]:
-            case "tool_started":
-                told[f"{body['call']} asked"] = [body["tool"], body["args"]]
-            case "tool_returned":
-                told[f"{body['call']} got"] = body["result"]
-            case "tool_resolved" if body["outcome"] == "returned":
-                told[f"{body['call']} got"] = body.get("result")
-            case "tool_resolved" if body["outcome"] == "failed":
-                told[f"{body['call']} got"] = body["error"]
-            case "tool_failed" if body.get("final", True):
-                told[f"{body['call']} got"] = body["error"]
-            case "model_responded":
-                told[f"{body['call']} got"] = [body["fingerprint"], body["response"]]
-            case "step_recorded":
-                told[f"{body['call']} got"] = [body["name"], body["args"], body["result"]]
-            case "step_failed":
-                told[f"{body['call']} got"] = [body["name"], body["args"], body["error"]]
-            case "signal_received":
-                told[f"{body['call']} got"] = body["value"]
-            case "timer_fired":
-                told[f"{body['call']} got"] = "time"
-            case "run_finished":
-                told["output"] = body["output"]
-            case "run_failed":
-                told["failed"] = body["error"]
-            case "run_cancelled":
-                told["cancelled"] = True
-    return told
-
-
 def compare(quiet: Story, story: Story, ignore: str, *, may_fail: bool) -> list[Broken]:
     """
     What of *story* is not as in the uninterrupted one, the gravest first.
@@ -182,38 +63,38 @@ def compare(quiet: Story, story: Story, ignore: str, *, may_fail: bool) -> list[
     if story.flaws:
         return [_flaw(story.flaws[0])]
     if story.replay:
-        return [Broken(promise="the log of the run replays", why=tuple(story.replay.splitlines()))]
+        return [_no_replay(story)]
     if story.told:
         broken = [*_other_end(quiet, story, may_fail), *_repeated(story)]
     else:
         broken = list(_differences(quiet, _renamed(quiet, story), ignore))
     broken += _unanswered(story)
-    if broken and (untrue := tuple(_untrue(story))):
-        broken[0] = structs.replace(broken[0], why=(*untrue, *broken[0].why))
+    if broken:
+        broken[0] = structs.replace(broken[0], why=(*untrue(story), *broken[0].why))
     return broken
 
 
 def _differences(quiet: Story, story: Story, ignore: str) -> Iterator[Broken]:
-    yield from _different("it comes to the same end", "", quiet.ending, story.ending, ignore)
-    yield from _different("it comes to the same outcome", "", quiet.outcome, story.outcome, ignore)
-    yield from _different(
-        "the conversation is the same", "message", quiet.conversation, story.conversation, ignore
-    )
-    for broken in _different(
-        "it asks for the same and is answered the same",
-        "",
-        _calls(quiet.calls, ignore),
-        _calls(story.calls, ignore),
-        ignore,
+    for broken in (
+        *_different("it comes to the same end", "", quiet.ending, story.ending, ignore),
+        *_different("it comes to the same outcome", "", quiet.outcome, story.outcome, ignore),
+        *_different("the conversation is the same", MESSAGE, quiet.conversation, story.conversation, ignore),
+        *_different(
+            "it asks for the same and is answered the same",
+            "",
+            _calls(quiet.calls, ignore),
+            _calls(story.calls, ignore),
+            ignore,
+        ),
     ):
-        yield structs.replace(broken, why=tuple(_who_answered(quiet, story, broken.where)))
+        yield structs.replace(broken, why=tuple(answered_otherwise(quiet, story)))
     yield from _different(
         "the same calls act, each with its key", "", _named(quiet.acted), _named(story.acted), ignore
     )
     yield from _repeated(story)
     for broken in _different(WORLD, "", quiet.world, story.world, ignore):
-        why = () if story.changes is None else tuple(_who_changed_it(quiet, story))
-        yield structs.replace(broken, why=why or tuple(_other_order(quiet, story)))
+        why = () if story.changes is None else tuple(who_changed_it(quiet, story))
+        yield structs.replace(broken, why=why or (*other_order(quiet, story), *wrote_otherwise(quiet, story)))
 
 
 def _renamed(quiet: Story, story: Story) -> Story:
@@ -242,7 +123,7 @@ def _other_end(quiet: Story, story: Story, may_fail: bool) -> Iterator[Broken]:
         yield Broken(
             promise="a run that is told of a doubt comes to its end",
             expected=quiet.ending,
-            found=f"{story.ending}: {_show(failed)}" if failed else story.ending,
+            found=f"{story.ending}: {show(failed)}" if failed else story.ending,
             why=(
                 "The call was in doubt, and the run was told so, as its tool declares (in_doubt='tell_model').",
             ),
@@ -261,64 +142,48 @@ def _unanswered(story: Story) -> Iterator[Broken]:
             return
 
 
-def _untrue(story: Story) -> Iterator[str]:
-    """What reconcilers said that is not so."""
-    deeds = {(deed.call, deed.attempt): deed for deed in story.effects}
-    for verdict in story.verdicts:
-        deed, answer = deeds.get((verdict.call, verdict.attempt)), verdict.answer
-        said = (
-            f"the reconciler of tool {verdict.tool} said of {verdict.call} attempt {verdict.attempt} that it"
-        )
-        if isinstance(answer, Happened) and deed is None:
-            yield f"{said} had happened, and it had not: the process died before it began"
-        elif isinstance(answer, Happened) and deed is not None and _encoded(answer) != _encoded(deed):
-            yield f"{said} had returned {_show(answer.value)}, and it had returned {_show(deed.value)}"
-        elif isinstance(answer, DidNotHappen) and deed is not None and deed.happened:
-            yield f"{said} had not happened, and it had"
+def foreign_ways(taken: Sequence[str], done: Sequence[str]) -> list[Broken]:
+    """
+    No history has differed, and some other day one will.
 
-
-def _encoded(holder: Happened | Deed) -> bytes | None:
-    try:
-        return codec.encode(holder.value, what="a result")
-    except RefoldError:
-        return None
-
-
-def _who_answered(quiet: Story, story: Story, where: str) -> Iterator[str]:
-    call, _, verb = where.partition(" ")
-    if any(verdict.call == call for verdict in story.verdicts):
-        return
-    deed = next((deed for deed in story.ledger if deed.call == call), None)
-    asked = f"{call} asked"
-    if verb.startswith("got") and deed is not None and quiet.calls.get(asked) == story.calls.get(asked):
-        yield (
-            f"{tell(deed)} was asked for the same and answered otherwise: what a fake answers must not hold "
-            "chance, the time or the attempt"
-        )
-
-
-def _other_order(quiet: Story, story: Story) -> Iterator[str]:
-    before, after = list(quiet.acted.values()), list(story.acted.values())
-    if {deed.call for deed in before} != {deed.call for deed in after}:
-        return
-    for first, now in zip(before, after, strict=True):
-        if first.call != now.call:
-            yield (
-                f"the same calls acted in another order: {tell(now)} before {tell(first)}; what runs side by side may "
-                "end in any order, so what it does must not depend on it"
+    Args:
+        taken: What a program went by that is not of its run.
+        done: What it did by itself.
+    """
+    out = "If it is no part of the run, as the time in a log line, pass own_clock=True."
+    broken = []
+    if done:
+        broken.append(
+            Broken(
+                promise=ACTS,
+                expected="run.tool(...), or run.step(...) for what may be repeated",
+                found="; ".join(done),
+                why=("The program's own code runs anew with every resume and replay.", out),
             )
-            return
+        )
+    if taken:
+        broken.append(
+            Broken(
+                promise=TAKES,
+                expected="run.now(), run.random, run.uuid(), run.sleep(): the same in every replay",
+                found="; ".join(taken),
+                why=("No history of today has come out differently for it; one of another day will.", out),
+            )
+        )
+    return broken
 
 
-def foreign_sources(noticed: Sequence[str]) -> Broken:
-    """No history has differed, and some other day one will."""
+def _no_replay(story: Story) -> Broken:
+    why = story.replay.splitlines()
+    if not story.forgot:
+        return Broken(promise="the log of the run replays", why=tuple(why))
+    names = ", ".join(story.forgot)
     return Broken(
-        promise="a program takes time and chance from its run, and order from sorted(...)",
-        expected="run.now(), run.random, run.uuid(): the same in every replay",
-        found="; ".join(noticed),
+        promise="the log of the run replays in another process",
         why=(
-            "No history of today has come out differently for it; one of another day will.",
-            "If it is no part of the run, as the time in a log line, pass own_clock=True.",
+            f"As before the run, which is what another process has: {names}.",
+            "The program must not go by them; what it goes by comes from its input and from what its calls return.",
+            *why,
         ),
     )
 
@@ -361,59 +226,10 @@ def _repeated(story: Story) -> Iterator[Broken]:
                 )
 
 
-def _who_changed_it(quiet: Story, story: Story) -> Iterator[str]:
-    changes = story.changes
-    assert changes is not None
-    runs: dict[tuple[str, str], list[Deed]] = {}
-    for place, deed in enumerate(story.ledger):
-        if place in changes.by_calls:
-            runs.setdefault((deed.kind, deed.call), []).append(deed)
-    for (kind, call), deeds in runs.items():
-        name = deeds[0].name.rpartition(".")[2]
-        if len(deeds) < 2 or len(deeds) <= sum(
-            (deed.kind, deed.call) == (kind, call) for deed in quiet.ledger
-        ):
-            continue
-        if kind == "step":
-            yield (
-                f"step {name} ran {len(deeds)} times for {call} and changed the world each time: a step may run again "
-                "after a crash; what must not be repeated is a tool"
-            )
-        elif deeds[0].repeatable:
-            yield (
-                f"tool {name} ran {len(deeds)} times for {call}, with one idempotency key, and changed the world each "
-                "time: it is declared repeatable (read_only, idempotent or in_doubt='retry') and is not; what a fake "
-                "merely counts is left out with look="
-            )
-        else:
-            yield (
-                f"tool {name} changed the world {len(deeds)} times for {call}: it failed after it had acted, "
-                "or its reconciler said that it had not"
-            )
-    for place in changes.by_program:
-        yield (
-            f"the program itself changed the world {_after(story.ledger, place)}, outside of any tool or step: "
-            "that code runs anew with every resume and replay, so the effect belongs into a tool"
-        )
-
-
-def _after(ledger: Sequence[Deed], place: int) -> str:
-    if not place:
-        return "as it began"
-    deed = ledger[place - 1]
-    return f"after {tell(deed)} (worker {deed.worker[1:]})"
-
-
-def tell(deed: Deed) -> str:
-    """Which call it was, in words."""
-    name = "" if deed.kind == "model" else f" {deed.name.rpartition('.')[2]}"
-    return f"{deed.kind}{name} {deed.call}"
-
-
 def _different(promise: str, where: str, expected: Any, found: Any, ignore: str) -> Iterator[Broken]:
     place = _first(where, expected, found, re.compile(ignore) if ignore else None)
     if place is not None:
-        yield Broken(promise=promise, where=place[0], expected=_show(place[1]), found=_show(place[2]))
+        yield Broken(promise=promise, where=place[0], expected=show(place[1]), found=show(place[2]))
 
 
 def _first(
@@ -425,12 +241,16 @@ def _first(
     if isinstance(expected, Mapping) and isinstance(found, Mapping):
         for key in [*expected, *(key for key in found if key not in expected)]:
             path = f"{where}.{key}" if where else str(key)
-            left, right = expected.get(key, _NOTHING), found.get(key, _NOTHING)
+            left, right = expected.get(key, NOTHING), found.get(key, NOTHING)
             if (place := _first(path, left, right, ignore)) is not None:
                 return place
         return None
-    if isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
-        for number, (left, right) in enumerate(zip(expected, found, strict=True), 1):
+    if (
+        isinstance(expected, list)
+        and isinstance(found, list)
+        and (len(expected) == len(found) or where == MESSAGE)
+    ):
+        for number, (left, right) in enumerate(zip_longest(expected, found, fillvalue=NOTHING), 1):
             if (place := _first(f"{where} {number}".strip(), left, right, ignore)) is not None:
                 return place
         return None
@@ -438,10 +258,3 @@ def _first(
     if ignore is not None and texts and ignore.sub("", expected) == ignore.sub("", found):
         return None
     return where, expected, found
-
-
-def _show(value: Any) -> str:
-    if value is _NOTHING:
-        return "nothing"
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr)
-    return one_line(text, SHOWN)

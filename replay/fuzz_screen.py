@@ -6,7 +6,8 @@ import textwrap
 
 from msgspec import structs
 
-from .fuzz_checks import Broken, tell
+from .fuzz_checks import ACTS, TAKES, Broken
+from .fuzz_reasons import tell
 from .fuzz_trial import Options, Played, Trial
 from .text import one_line, visible
 
@@ -24,9 +25,11 @@ def screen(trial: Trial, played: Played, broken: list[Broken]) -> str:
         lines = [f"a fault changes what {trial.name!r} does"]
     elif played.story.diverged:
         lines = [f"{trial.name!r} is not deterministic: without any fault it does not fit its own log"]
-    elif played.noticed:
+    elif any(each.promise == ACTS for each in broken):
+        lines = [f"{trial.name!r} acts by itself"]
+    elif any(each.promise == TAKES for each in broken):
         lines = [
-            f"{trial.name!r} is not deterministic: it takes time, chance or order from outside of its run"
+            f"{trial.name!r} is not deterministic: it goes by time, chance, order or settings from outside of its run"
         ]
     elif played.course.unused:
         lines = [

@@ -15,8 +15,9 @@ from msgspec import Raw, Struct
 
 from ..journal import codec
 from ..journal.errors import UsageError
-from .fuzz_checks import Story, read_story
+from .fuzz_memory import ProcessMemory
 from .fuzz_places import Course
+from .fuzz_story import Story, read_story
 from .fuzz_watch import Watch
 from .fuzz_world import Changes, FakeWorld
 from .inbox import Approval, Content, Signal
@@ -71,8 +72,10 @@ class Played(Struct, frozen=True, kw_only=True):
     kinds: list[str]
     """Kinds of the events of its log."""
     timeline: list[tuple[int, str, str]]
-    noticed: list[str] = []
-    """What the program took from outside of its run, if that was watched."""
+    taken: list[str] = []
+    """What the program went by that is not of its run, if that was watched."""
+    done: list[str] = []
+    """What it did by itself, if that was watched."""
 
 
 class Trial:
@@ -113,7 +116,9 @@ class Trial:
                     "which answers the same in every history and costs nothing"
                 )
         self._world = FakeWorld(options.world, options.look)
+        self._memory = ProcessMemory(self.program)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._sources = Watch()
 
     def __enter__(self) -> Self:
         return self
@@ -131,6 +136,7 @@ class Trial:
         *,
         watch: bool = False,
         replays: int = 1,
+        elsewhere: bool = False,
     ) -> Played:
         """
         One history, in a world put back before it.
@@ -140,6 +146,7 @@ class Trial:
             faults: Kinds of faults that may be chosen.
             watch: Whether to find out who changes the world, and what the program takes from outside of its run.
             replays: How often its log is replayed.
+            elsewhere: Whether it is replayed once more as in another process.
         """
         deps = self._world.renew()
         if self.options.deps is not None:
@@ -147,24 +154,29 @@ class Trial:
         chosen = course()
         world = Simulation(chosen, trace=True)
         chosen.head = lambda: world.store.info(THREAD).head
-        changes, sources = (Changes(self._world), Watch()) if watch else (None, None)
+        changes = Changes(self._world) if watch else None
+        sources = self._sources = Watch()
         perform = self._perform
-        if changes is not None and sources is not None:
+        if changes is not None:
             perform = partial(self._watched, changes, sources, lambda: lane)
         lane: Lane = Lane(world, self._scenario(deps, faults, perform), THREAD)
-        with contextlib.nullcontext() if sources is None else sources.on():
+        with sources.on() if watch else contextlib.nullcontext():
             world.run()
         if changes is not None:
-            changes.between(len(world.ledger))
+            changes.between(len(world.ledger), len(world.verdicts))
         after, events = self._world.picture(), lane.events
         lane.close()
-        story = read_story(self.program, THREAD, events, world, after, changes, replays=replays)
+        memory = self._memory if elsewhere else None
+        story = read_story(
+            self.program, THREAD, events, world, after, changes, replays=replays, memory=memory
+        )
         return Played(
             story=story,
             course=chosen,
             kinds=[event.kind for event in events],
             timeline=world.timeline or [],
-            noticed=[] if sources is None else list(sources.noticed),
+            taken=list(sources.taken),
+            done=list(sources.done),
         )
 
     def _scenario(
@@ -199,8 +211,12 @@ class Trial:
         approve, signals = self.options.approve, self.options.signals
         if call.status == "waits for approval":
             args = msgspec.json.decode(call.args)
-            allowed = approve if isinstance(approve, bool) else bool(approve(call.name, args))
-            return Approval(call.call, approved=allowed, by="a person")
+            allowed = (
+                approve
+                if isinstance(approve, bool)
+                else self._sources.away(partial(approve, call.name, args))
+            )
+            return Approval(call.call, approved=bool(allowed), by="a person")
         if call.status == "waits for a signal" and call.name in signals:
             value = codec.encode(signals[call.name], what=f"signal {call.name!r}")
             return Signal(call.name, Raw(value), by="a person")
@@ -211,13 +227,12 @@ class Trial:
     ) -> Any:
         for worker in lane().workers:
             sources.waiting(worker.coroutines())
-        # What is performed is entered in the ledger when it has been.
-        place = len(lane().world.ledger)
-        changes.between(place)
+        world = lane().world
+        sources.away(partial(changes.between, len(world.ledger), len(world.verdicts)))
         try:
             return sources.away(partial(self._perform, act))
         finally:
-            changes.performed(place)
+            sources.away(partial(changes.performed, len(world.ledger), len(world.verdicts)))
 
     def _perform(self, act: Callable[[], Any]) -> Any:
         """Call it without a running loop, as sync functions are; what it makes to be awaited runs on a loop."""

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from refold.journal.envelope import Event
-from refold.replay.fuzz_checks import meaning
+from refold.replay.fuzz_story import meaning
 
 MEMORY = 60_000
 """How many logs and prefixes of logs a check remembers, so as not to look at one twice."""
