@@ -112,7 +112,8 @@ def test_a_world_whose_contents_nobody_can_see_is_refused_and_not_passed_over(tm
     book = entries.open()
 
     def database() -> Any:
-        return Holder(books=sqlite3.connect(":memory:"), close=lambda: None)
+        books = sqlite3.connect(":memory:")
+        return Holder(books=books, close=books.close)
 
     def look(world: Any) -> Any:
         return world.books.execute("select count(*) from sqlite_master").fetchone()
