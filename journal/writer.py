@@ -88,7 +88,8 @@ class Writer:
         if loop is not None and self._carry(submission, loop):
             return
         with self._changed:
-            if self._closing:
+            # What follows from an append that is seen through is seen through with it.
+            if self._closing and threading.current_thread() not in self._lanes.values():
                 raise UsageError(f"the journal is closed; nothing was appended to thread {append.thread!r}")
             self._queue.append(submission)
             self._wake()
@@ -151,7 +152,7 @@ class Writer:
             self._watching = True
 
     def close(self) -> None:
-        """Take no more appends, see those already taken through, stop the thread."""
+        """Take no more appends, see those already taken through and what follows from them, stop the thread."""
         with self._changed:
             self._closing = True
             for lane in self._loops.values():

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from appends import event, verify
-from refold.journal.errors import LeaseLost, LimitExceeded, RefoldError, UsageError
+from refold.journal.errors import LeaseLost, LimitExceeded, UsageError
 from refold.journal.journal import Journal
 from refold.journal.limits import EVENT_BYTES_MAX
 from refold.journal.memory import MemoryStore
@@ -146,24 +146,32 @@ def test_what_no_append_takes_is_refused_at_once(store: HeldStore, tenure: Tenur
     assert told.get(timeout=SOON_S)[0] == "first"
 
 
-def test_a_closed_journal_says_of_what_was_next_that_it_was_not_appended(
+def test_closing_the_journal_sees_through_what_was_next_and_what_follows_from_it(
     store: HeldStore, told: Outcomes
 ) -> None:
+    """As what a tool has returned while the append before was under way, and that the run is left."""
     journal = Journal(store)
     tenure = journal.acquire("a")
+
+    def leave(outcome: AppendResult | BaseException) -> None:
+        told.put(("second", outcome))
+        tenure.send(Batch((event(b"3"),)), told=tell(told, "third"))
+
     begin(tenure, told, store)
-    assert tenure.send_next(Batch((event(b"2"),)), after=1, told=tell(told, "second"))
-    closing = threading.Thread(target=journal._writer.close)
+    assert tenure.send_next(Batch((event(b"2"),)), after=1, told=leave)
+    closing = threading.Thread(target=journal.close)
     closing.start()
     while not journal._writer._closing:
         pass
-    store.let.release(2)
+    store.let.release(3)
     closing.join(SOON_S)
 
-    assert told.get(timeout=SOON_S)[0] == "first"
-    name, outcome = told.get(timeout=SOON_S)
-    assert (name, isinstance(outcome, RefoldError)) == ("second", True)
-    journal.close()
+    assert [told.get(timeout=SOON_S) for _ in range(3)] == [
+        (name, AppendResult(Outcome.APPENDED, seq))
+        for seq, name in enumerate(("first", "second", "third"), 1)
+    ]
+    with pytest.raises(UsageError, match="closed"):
+        tenure.send(Batch((event(b"4"),)), told=tell(told, "late"))
 
 
 def test_on_an_event_loop_the_next_append_is_sent_before_anybody_is_told_of_the_one_before(
