@@ -12,6 +12,9 @@ from .sources import SYSTEM, Sources
 WAIT_S = 10.0
 """How long a call waits for a connection of ours that is in use, when no other can be had."""
 
+ANSWER_S = 60.0
+"""How long a server may give no sign of life before a call gives it up: one that hangs holds its sockets open."""
+
 IDLE_S = 30.0
 """How long a connection is kept that nobody has used."""
 

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import psycopg
 from psycopg import pq
-from psycopg.abc import Buffer
+from psycopg.abc import Buffer, PQGen
 from psycopg.adapt import Loader
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import tuple_row
@@ -32,7 +32,8 @@ from .errors import (
 from .install import check_server, ensure_schema
 from .lent_transaction import LentTransaction
 from .limits import check_message
-from .lines import WAIT_S, Lines
+from .lines import ANSWER_S, WAIT_S, Lines
+from .sources import SYSTEM
 from .sqlstate import refusal
 from .store import (
     Append,
@@ -49,11 +50,40 @@ from .store import (
 )
 from .wire import Wire
 
+T = TypeVar("T")
+
 
 class Connection(psycopg.Connection[sql.Row]):
-    """A connection that can make appends past psycopg's cursors, whose care for types they do not need."""
+    """
+    A connection that can make appends past psycopg's cursors, whose care for types they do not need, and that is
+    over when its server gives no sign of life.
 
+    Attributes:
+        more_s: How much longer than `ANSWER_S` an answer may take, seconds.
+    """
+
+    more_s = 0.0
     _wired: Wire | None = None
+
+    def wait(self, gen: PQGen[T], *args: Any, **parts: Any) -> T:
+        """As psycopg has it, and no longer than the server is alive."""
+        return super().wait(self._while_alive(gen), *args, **parts)
+
+    def _while_alive(self, gen: PQGen[T]) -> PQGen[T]:
+        limit_s, heard_s = ANSWER_S + self.more_s, SYSTEM.monotonic_s()
+        ready: Any = None
+        while True:
+            try:
+                wanted = gen.send(ready)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            ready = yield wanted
+            if ready:
+                heard_s = SYSTEM.monotonic_s()
+            elif SYSTEM.monotonic_s() - heard_s > limit_s:
+                self.pgconn.finish()
+                raise psycopg.OperationalError(f"no answer within {limit_s:g} s")
 
     def wire(self, *, prepare: bool, keep: Callable[[Connection], None]) -> Wire:
         """The connection for appends; *keep* takes it back."""
@@ -63,8 +93,6 @@ class Connection(psycopg.Connection[sql.Row]):
             self._wired = Wire(self.pgconn, prepare=prepare, refused=refused, **ends)
         return self._wired
 
-
-T = TypeVar("T")
 
 _SHORT_CALLS_MAX = 8
 _PREPARE_AFTER = 5
@@ -220,6 +248,15 @@ class PostgresStore(Admitting):
         self._lines.part_with()
         # Of our settings, the one that changes what the work reads.
         line.adapters.register_loader("timestamptz", TimestamptzBinaryLoader)
+
+        def theirs(connection: Connection) -> Append:
+            # Whoever works has time for that, and is told by others when it is over.
+            connection.more_s = limit_s
+            try:
+                return work(connection)
+            finally:
+                connection.more_s = 0.0
+
         lent = LentTransaction(
             line,
             execute=lambda query, params: self._execute(line, query, params),
@@ -227,7 +264,7 @@ class PostgresStore(Admitting):
             refusal=_translate,
         )
         try:
-            return lent.run(work, limit_s)
+            return lent.run(theirs, limit_s)
         except StoreUnavailable as error:
             self._suspect_idle(error)
             raise
@@ -290,10 +327,14 @@ class PostgresStore(Admitting):
             self._short_calls.release()
 
     def _append(self, appends: Sequence[Append]) -> list[AppendResult]:
-        keep = self._lines.put
-        return self._on_line(
-            lambda line: line.wire(prepare=self._prepare, keep=keep).call(appends), urgent=True
-        )
+        def call(line: Connection) -> list[AppendResult]:
+            try:
+                wire = line.wire(prepare=self._prepare, keep=self._lines.put)
+                return wire.call(appends, limit_s=ANSWER_S)
+            except TimeoutError as error:
+                raise psycopg.OperationalError(str(error)) from None
+
+        return self._on_line(call, urgent=True)
 
     def _on_line(self, work: Callable[[Connection], T], *, urgent: bool) -> T:
         line = self._take(urgent=urgent)

@@ -136,14 +136,16 @@ def _elements(data: bytes) -> Iterable[bytes]:
         yield data[start:place]
 
 
-def _wait(fileno: int, *, writable: bool) -> None:
+def _wait(fileno: int, limit_s: float, *, writable: bool) -> None:
     if hasattr(select, "poll"):
         # The other one takes no descriptor above 1023.
         poll = select.poll()
         poll.register(fileno, select.POLLIN | (select.POLLOUT if writable else 0))
-        poll.poll()
+        ready = bool(poll.poll(limit_s * 1000))
     else:
-        select.select([fileno], [fileno] if writable else [], [])
+        ready = any(select.select([fileno], [fileno] if writable else [], [], limit_s))
+    if not ready:
+        raise TimeoutError(f"no answer within {limit_s:g} s")
 
 
 class Wire:
@@ -183,11 +185,16 @@ class Wire:
         self._preparing = False
         self._answer: Any = None
 
-    def call(self, appends: Sequence[Append]) -> list[AppendResult]:
-        """Send *appends* of different threads in one call, and wait for their results."""
+    def call(self, appends: Sequence[Append], *, limit_s: float) -> list[AppendResult]:
+        """
+        Send *appends* of different threads in one call, and wait for their results.
+
+        Raises `TimeoutError` if the server gives no sign of life for *limit_s*; whatever it raises, their fate is
+        unknown and the connection of no more use.
+        """
         self.send(appends)
         while True:
-            _wait(self.fileno, writable=self.unsent)
+            _wait(self.fileno, limit_s, writable=self.unsent)
             if self.unsent:
                 self.flush()
             if (results := self.receive()) is not None:

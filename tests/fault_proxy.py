@@ -34,6 +34,7 @@ class FaultProxy:
         self._armed: list[tuple[Cut, bytes]] = []
         self._refusing = False
         self._sockets: set[socket.socket] = set()
+        self._mute: set[socket.socket] = set()
         self.cut = threading.Event()
         """Set when all armed cuts have been made."""
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -59,6 +60,11 @@ class FaultProxy:
             sockets = list(self._sockets)
         for each in sockets:
             _shut(each)
+
+    def mute(self) -> None:
+        """Let nothing through any more on the connections there are, which stay open: their server hangs."""
+        with self._lock:
+            self._mute |= self._sockets
 
     def accept(self) -> None:
         """Take connections again."""
@@ -91,9 +97,12 @@ class FaultProxy:
             finally:
                 with self._lock:
                     self._sockets -= {client, upstream}
+                    self._mute -= {client, upstream}
 
     def _forward(self, client: socket.socket, upstream: socket.socket) -> bool:
-        readable, _, _ = select.select([client, upstream], [], [])
+        readable, _, _ = select.select([client] if client in self._mute else [client, upstream], [], [])
+        if client in self._mute:
+            return client not in readable or bool(client.recv(1 << 20))
         if upstream in readable:
             data = upstream.recv(1 << 20)
             client.sendall(data)

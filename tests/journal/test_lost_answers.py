@@ -11,7 +11,8 @@ import pytest
 from appends import Pen, check_whole, event, verify
 from conftest import PostgresServer
 from fault_proxy import Cut, FaultProxy
-from refold.journal.envelope import chain
+from refold.journal import postgres
+from refold.journal.envelope import NewEvent, chain
 from refold.journal.errors import RefoldError, StoreUnavailable, ThreadBusy
 from refold.journal.journal import Journal
 from refold.journal.postgres import PostgresStore
@@ -259,6 +260,42 @@ def test_after_hold_s_the_append_fails_and_the_tenure_with_it(proxy: FaultProxy,
         # Other threads go on, and the lease runs out by itself.
         write(journal.acquire("b"))
         check_whole(journal, "a", 1)
+
+
+def test_a_server_that_hangs_is_given_up_and_asked_over_another_connection(
+    journal: Journal, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a failover from a primary that stands still with all its sockets open, where no TCP time-out helps."""
+    tenure = journal.acquire("a")
+    write(tenure)
+    monkeypatch.setattr(postgres, "ANSWER_S", 0.2)
+
+    proxy.mute()
+    assert write(tenure).outcome is Outcome.APPENDED
+    proxy.mute()
+    assert journal.info("a").head == 2
+    proxy.mute()
+    assert journal.renew(tenure)
+    check_whole(journal, "a", 2)
+
+
+def test_a_transaction_on_a_server_that_hangs_is_made_over_another_connection(
+    journal: Journal, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenure = journal.acquire("a")
+    monkeypatch.setattr(postgres, "ANSWER_S", 0.2)
+    steps = iter(["hang before the work", "hang after the work"])
+
+    def make(connection: Any) -> NewEvent:
+        step = next(steps, "work")
+        if step != "work":
+            proxy.mute()
+        if step != "hang after the work":
+            connection.execute("select 1")
+        return event(step.encode())
+
+    assert tenure.transact(make, limit_s=0.1).body == b"work"
+    check_whole(journal, "a", 1)
 
 
 def test_a_lease_that_could_not_be_given_back_is_taken_again_at_once_by_the_same_journal(
