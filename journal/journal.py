@@ -412,7 +412,7 @@ class Journal:
 
     def close(self) -> None:
         """See appends already taken through, and leases on their way back for 5 s; the others run out by themselves."""
-        if self._closed:
+        if self._closed or self._writer.inherited:
             return
         self._closed = True
         # The renewer goes last: an append held through an outage must not lose its lease meanwhile.
@@ -441,7 +441,15 @@ class Journal:
             self._hot.committed(append.thread, append.expected, head)
 
     def _transact(self, work: Work, limit_s: float, check: Check) -> tuple[Append, AppendResult]:
-        return see_through(self.store, self.sources, work, hold_s=self._hold_s, limit_s=limit_s, check=check)
+        return see_through(
+            self.store,
+            self.sources,
+            work,
+            hold_s=self._hold_s,
+            limit_s=limit_s,
+            check=check,
+            over=lambda: self._closed,
+        )
 
     def _release(self, thread: str, fence: int, seen: int) -> Release:
         try:

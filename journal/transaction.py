@@ -27,6 +27,7 @@ def see_through(
     hold_s: float,
     limit_s: float,
     check: Check,
+    over: Callable[[], bool] = lambda: False,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[Append, AppendResult]:
     """
@@ -42,6 +43,7 @@ def see_through(
         hold_s: How long to go on while the store is away, seconds.
         limit_s: How long a transaction may stand still, seconds.
         check: Called before each try, when nothing is in doubt: what it raises ends it.
+        over: Whether the store is away for good.
         sleep: Pauses between tries.
 
     Raises:
@@ -70,7 +72,7 @@ def see_through(
             result = store.transact(once, limit_s=limit_s)
         except StoreUnavailable as error:
             doubt = doubt or (error.ambiguous and built is not None)
-            if sources.monotonic_s() >= give_up_s:
+            if over() or sources.monotonic_s() >= give_up_s:
                 raise
             sleep(pause_s)
             pause_s = min(_PAUSE_MAX_S, max(0.05, pause_s * 2))

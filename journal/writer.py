@@ -81,7 +81,7 @@ class Writer:
 
     def submit(self, append: Append, settle: Settle, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Take *append*; *settle* is called once, from the writer thread or *loop*. Raises `UsageError` when closed."""
-        if os.getpid() != self._pid:
+        if self.inherited:
             # Threads do not survive a fork: nobody would ever send it.
             raise UsageError("this journal was opened before a fork; open another one in the child process")
         submission = Submission(append, settle, self._sources.monotonic_s() + self._hold_s)
@@ -151,8 +151,15 @@ class Writer:
         if moving or self._quiet_ticks < _QUIET_TICKS:
             self._watching = True
 
+    @property
+    def inherited(self) -> bool:
+        """Whether it is another process's, from which this one was forked: whose locks may be held for ever here."""
+        return os.getpid() != self._pid
+
     def close(self) -> None:
         """Take no more appends, see those already taken through and what follows from them, stop the thread."""
+        if self.inherited:
+            return
         with self._changed:
             self._closing = True
             for lane in self._loops.values():

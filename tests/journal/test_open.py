@@ -6,11 +6,13 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from appends import event
 from conftest import PostgresServer
+from refold.journal.envelope import NewEvent
 from refold.journal.errors import StoreError, StoreRefused, StoreUnavailable, UsageError
 from refold.journal.journal import Journal
 from refold.journal.postgres import PostgresStore
@@ -145,7 +147,7 @@ def test_appends_in_flight_at_exit_are_recorded(pg_dsn: str, ending: str) -> Non
 
 
 _FORK = """
-import os, sys, uuid, warnings
+import os, signal, sys, threading, uuid, warnings
 warnings.simplefilter("ignore")
 from refold.journal.journal import Journal
 from refold.journal.errors import UsageError
@@ -153,7 +155,18 @@ from refold.journal.envelope import NewEvent
 from refold.journal.store import ThreadState
 journal = Journal.open(sys.argv[1])
 tenure = journal.acquire("a")
+tenure.append([NewEvent(uuid.uuid4(), "k", 1, b"")], state=ThreadState.RUNNING).result(30)
+locked, forked = threading.Event(), threading.Event()
+
+def be_at_work():
+    with journal._writer._changed, journal.leases._lock, journal.store._lines._changed:
+        locked.set()
+        forked.wait(30)
+
+threading.Thread(target=be_at_work).start()
+locked.wait(30)
 if os.fork() == 0:
+    signal.alarm(20)
     refused = 0
     for call in (lambda: journal.info("a"),
                  lambda: tenure.append([NewEvent(uuid.uuid4(), "k", 1, b"")], state=ThreadState.RUNNING)):
@@ -161,7 +174,9 @@ if os.fork() == 0:
             call()
         except UsageError as error:
             refused += "before a fork" in str(error)
-    os._exit(refused)
+    journal.close()
+    sys.exit(refused)
+forked.set()
 _, status = os.wait()
 tenure.append([NewEvent(uuid.uuid4(), "k", 1, b"")], state=ThreadState.RUNNING).result(30)
 journal.close()
@@ -170,12 +185,31 @@ print(os.waitstatus_to_exitcode(status))
 
 
 def test_a_journal_is_not_used_across_a_fork(pg_dsn: str) -> None:
-    """Two processes on one connection would read each other's answers."""
+    """
+    Two processes on one connection would read each other's answers. Nor does the child, when it ends, wait for what
+    threads of its parent were about.
+    """
     done = subprocess.run(
         [sys.executable, "-c", _FORK, pg_dsn], capture_output=True, text=True, timeout=60, check=False
     )
 
     assert done.stdout.strip() == "2", done.stderr
+
+
+def test_a_transaction_that_is_lost_is_not_tried_again_once_the_journal_is_closed(pg_dsn: str) -> None:
+    journal = Journal.open(pg_dsn)
+    tenure = journal.acquire("a")
+
+    def make(connection: Any) -> NewEvent:
+        journal.close()
+        connection.execute("select pg_terminate_backend(pg_backend_pid())")
+        raise AssertionError("not reached")
+
+    def check() -> None:
+        assert not journal._closed, "tried again"
+
+    with pytest.raises(StoreUnavailable, match="a transaction was lost"):
+        tenure.transact(make, limit_s=30, check=check)
 
 
 def test_two_journals_of_one_database_see_each_other(pg_dsn: str) -> None:
