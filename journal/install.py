@@ -35,8 +35,16 @@ select n.oid is not null,
 """
 
 _META = """
-select m.schema_version, m.database_id::text, m.system_identifier, s.system_identifier,
+select m.schema_version, m.database_id::text, s.system_identifier,
        (select d.oid::int8 from pg_catalog.pg_database d where d.datname = current_database())
+  from refold.meta m, pg_control_system() s
+"""
+
+# A copy of the server that is older than what was restored into it has its name and counts from below.
+_MOVED = """
+select m.system_identifier <> s.system_identifier
+       or coalesce((select max(e.xid) from refold.events e)
+                   >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint + refold.xid_base(), false)
   from refold.meta m, pg_control_system() s
 """
 
@@ -68,7 +76,6 @@ class _Catalog(Struct, frozen=True):
 class _Meta(Struct, frozen=True):
     schema_version: int
     database_id: str
-    installed_on: int
     running_on: int
     database_oid: int
 
@@ -124,7 +131,7 @@ def ensure_schema(connection: Any, server: Server, *, install: bool = True) -> s
                 else "export its threads with the refold that set it up, and import them into a new database"
             )
         )
-    if meta.installed_on != meta.running_on:
+    if _moved(connection):
         _adopt(connection, catalog, server)
     return f"{meta.database_id}-{meta.running_on}-{meta.database_oid}"
 
@@ -171,14 +178,19 @@ def _install(connection: Any, server: Server) -> _Catalog:
     return _catalog(connection)
 
 
+def _moved(connection: Any) -> bool:
+    """Whether the stored transaction ids are another server's, or of a time that this one has yet to reach."""
+    return bool(connection.execute(_MOVED).fetchone()[0])
+
+
 def _adopt(connection: Any, catalog: _Catalog, server: Server) -> None:
     if not catalog.is_owner:
         raise StoreRefused(
-            f"database {server.database!r} was moved here from another server, and its feed must be carried over "
-            f"once; let its owner run: select refold.adopt_server()  (owner: {catalog.owner})"
+            f"database {server.database!r} was moved here from another server, or from a later state of this one, "
+            "and its feed must be carried over once; let its owner run: select refold.adopt_server()  "
+            f"(owner: {catalog.owner})"
         )
     with connection.transaction():
         connection.execute("select pg_advisory_xact_lock(%s)", [_LOCK])
-        row = connection.execute(_META).fetchone()
-        if row[2] != row[3]:
+        if _moved(connection):
             connection.execute("select refold.adopt_server()")

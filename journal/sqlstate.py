@@ -70,6 +70,8 @@ _REMEDIES: dict[str, str] = {
     "42501": "rights are missing; let the owner of the schema run: select refold.allow('<role>')",
     "42883": "a function of the refold schema is missing; 'refold doctor' says more",
     "42P01": "a table of the refold schema is missing; 'refold doctor' says more",
+    "RF002": "the database was moved or restored, and its transaction ids must go on above the stored ones; open the "
+    "journal once as the schema's owner, as 'refold doctor' does",
     "3F000": "the refold schema is missing; 'refold init' sets it up",
     "26000": "prepared statements do not work here; behind a pooler open the journal with prepare=False",
     "42P05": "prepared statements do not work here; behind a pooler open the journal with prepare=False",

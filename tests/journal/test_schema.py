@@ -344,8 +344,9 @@ def test_the_feed_waits_for_transactions_still_open(pg_dsn: str) -> None:
     store.close()
 
 
-def test_a_database_restored_on_another_server_keeps_its_feed_in_order(pg_dsn: str) -> None:
-    """Transaction ids start anew there; the feed and appends go on above the stored ones."""
+@pytest.mark.parametrize("server", ["another", "an older copy of the same"])
+def test_a_database_restored_on_another_server_keeps_its_feed_in_order(pg_dsn: str, server: str) -> None:
+    """Transaction ids start anew there, or from below; the feed and appends go on above the stored ones."""
     store = PostgresStore.open(pg_dsn)
     pen = Pen(store, "a")
     pen.write()
@@ -354,7 +355,10 @@ def test_a_database_restored_on_another_server_keeps_its_feed_in_order(pg_dsn: s
         owner.execute("set session_replication_role = replica")
         owner.execute("update refold.events set xid = xid + 1000000000")
         owner.execute("update refold.threads set head_xid = head_xid + 1000000000")
-        owner.execute("update refold.meta set system_identifier = 1")
+        if server == "another":
+            owner.execute("update refold.meta set system_identifier = 1")
+    with pytest.raises(StoreRefused, match="refold doctor"):
+        pen.write()
     store.close()
 
     moved = PostgresStore.open(pg_dsn)
