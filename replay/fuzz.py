@@ -106,7 +106,8 @@ def every_crash_point(
         world: What the fakes act on: an object, put back before each history, or a function that makes a fresh one.
             Tools find it in `context.deps`.
         look: What to compare of the world; all that it holds by default.
-        deps: Given to tools instead of the world.
+        deps: Given to tools instead of the world; a function that makes it is called by each process that comes, and
+            an object is put back before each history.
         signals: Values by name, sent whenever the run waits for a signal of that name.
         approve: Whether calls that wait for approval are allowed, or a function of tool and arguments.
         faults: What happens at each place: keys of `FAULTS`.

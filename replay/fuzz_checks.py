@@ -75,6 +75,7 @@ def compare(quiet: Story, story: Story, ignore: str, *, may_fail: bool) -> list[
 
 
 def _differences(quiet: Story, story: Story, ignore: str) -> Iterator[Broken]:
+    why = tuple(answered_otherwise(quiet, story))
     for broken in (
         *_different("it comes to the same end", "", quiet.ending, story.ending, ignore),
         *_different("it comes to the same outcome", "", quiet.outcome, story.outcome, ignore),
@@ -87,7 +88,8 @@ def _differences(quiet: Story, story: Story, ignore: str) -> Iterator[Broken]:
             ignore,
         ),
     ):
-        yield structs.replace(broken, why=tuple(answered_otherwise(quiet, story)))
+        yield structs.replace(broken, why=why)
+        why = ()
     yield from _different(
         "the same calls act, each with its key", "", _named(quiet.acted), _named(story.acted), ignore
     )

@@ -71,6 +71,8 @@ def _why_otherwise(deed: Deed, answers: tuple[Any, Any], times: int) -> str:
             f"{show(answers[0])}, and when it was run again {show(answers[1])}. What may run again must then answer "
             "as it did the first time"
         )
+    if deed.error is not None:
+        return "it failed. What an earlier call has left in its process is gone after a crash"
     return "what a fake answers must not hold chance, the time or the attempt"
 
 

@@ -15,6 +15,7 @@ from msgspec import Raw, Struct
 
 from ..journal import codec
 from ..journal.errors import UsageError
+from .fuzz_contents import FACTORIES, put_back, remember
 from .fuzz_memory import ProcessMemory
 from .fuzz_places import Course
 from .fuzz_story import Story, read_story
@@ -117,6 +118,7 @@ class Trial:
                 )
         self._world = FakeWorld(options.world, options.look)
         self._memory = ProcessMemory(self.program)
+        self._deps = [] if isinstance(options.deps, FACTORIES) else list(remember(options.deps, own=True))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sources = Watch()
 
@@ -124,6 +126,7 @@ class Trial:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._put_deps_back()
         self._world.end()
         if self._loop is not None:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
@@ -148,9 +151,7 @@ class Trial:
             replays: How often its log is replayed.
             elsewhere: Whether it is replayed once more as in another process.
         """
-        deps = self._world.renew()
-        if self.options.deps is not None:
-            deps = self.options.deps
+        deps = self._make_deps(self._world.renew())
         chosen = course()
         world = Simulation(chosen, trace=True)
         chosen.head = lambda: world.store.info(THREAD).head
@@ -180,7 +181,7 @@ class Trial:
         )
 
     def _scenario(
-        self, deps: Any, faults: frozenset[str], perform: Callable[[Callable[[], Any]], Any]
+        self, deps: Callable[[], Any], faults: frozenset[str], perform: Callable[[Callable[[], Any]], Any]
     ) -> Scenario:
         return Scenario(
             name=self.name,
@@ -191,10 +192,22 @@ class Trial:
             patient=True,
             faults=faults,
             policy=self._policy,
-            make_deps=lambda world: deps,
+            make_deps=lambda world: deps(),
             perform=perform,
             call_tool=_call,
         )
+
+    def _make_deps(self, world: Any) -> Callable[[], Any]:
+        """What tools are given in a history, by the processes of it."""
+        given = self.options.deps
+        if isinstance(given, FACTORIES):
+            return cast("Callable[[], Any]", given)
+        self._put_deps_back()
+        return lambda: world if given is None else given
+
+    def _put_deps_back(self) -> None:
+        for held, contents in self._deps:
+            put_back(held, contents)
 
     def _model(self) -> ModelClient | None:
         """One that no history before has asked anything."""

@@ -368,6 +368,50 @@ def test_what_a_process_may_remember_is_fine() -> None:
     assert {name for name, _, _ in mock.mock_calls} == {"ended"}
 
 
+class Session:
+    """What tools share in one process."""
+
+    def __init__(self) -> None:
+        self.token = ""
+        self.seen: list[str] = []
+
+
+@tool(read_only=True)
+def log_in(context: ToolContext) -> None:
+    """Log in."""
+    context.deps.token = "token"
+
+
+@tool(read_only=True)
+def read_mail(context: ToolContext) -> str:
+    """Read mail."""
+    context.deps.seen.append("mail")
+    return f"mail for {context.deps.token or 1 / 0}"
+
+
+@program
+async def reads_mail(run: Run) -> Any:
+    await run.tool(log_in)
+    return await run.tool(read_mail)
+
+
+def test_what_a_tool_leaves_in_deps_is_gone_after_a_crash_if_each_process_makes_its_own() -> None:
+    text = " ".join(text_of(reads_mail, deps=Session).split())
+
+    assert "tool read_mail r1/2 was asked for the same and answered otherwise: it failed." in text
+    assert text.count("What an earlier call has left in its process is gone after a crash") == 1
+
+
+def test_deps_that_are_an_object_are_put_back_before_each_history_and_afterwards() -> None:
+    session = Session()
+    seen = session.seen
+
+    every_crash_point(reads_mail, world=shop, deps=session)
+
+    assert (session.token, session.seen) == ("", [])
+    assert session.seen is seen
+
+
 # Reasons
 
 
