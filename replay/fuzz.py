@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 from ..journal.errors import MissingExtra, UsageError
 from .collecting import seldom_collected
 from .fuzz_checks import WORLD, Broken, compare, foreign_ways
-from .fuzz_places import FAULTS, Course, Schedule, Scheduled, known_faults
+from .fuzz_places import FAULTS, MOST, Course, Schedule, Scheduled, at_stake_of, known_faults
 from .fuzz_screen import screen
 from .fuzz_trial import AgentLike, Options, Played, Trial
 from .odometer import Placement
@@ -37,6 +37,10 @@ __all__ = [
 
 REPLAYS = 16
 """How often the log of the uninterrupted run is replayed: a branch that chance decides is seen nearly for sure."""
+
+
+STAKES_MAX = 6
+"""How many places of one kind at most a drawn fault passes, where it counts only these."""
 
 
 class PromiseBroken(AssertionError):
@@ -162,13 +166,13 @@ def play_schedule(
     __tracebackhide__ = True
     course: Callable[[], Course]
     if isinstance(schedule, Schedule):
-        names, course = [fault for _, fault in schedule.faults], partial(Scheduled, schedule.faults)
+        names, course = [fault for _, fault, *_ in schedule.faults], partial(Scheduled, schedule.faults)
     else:
         placed = [(place, fault) for place, fault in schedule]
         names, course = [fault for _, fault in placed], partial(Course, placed)
     kinds = frozenset(known_faults(names) if names else ())
     with Trial(agent, value, Options(**options)) as trial:
-        _judged(trial, _uninterrupted(trial, kinds), course, kinds)
+        _judged(trial, _uninterrupted(trial, kinds, watch=False), course, kinds)
 
 
 def fault_schedules(
@@ -179,7 +183,7 @@ def fault_schedules(
 
     Args:
         faults: Keys of `FAULTS`.
-        faults_max: How many come in one history at most.
+        faults_max: How many come in one history at most; one at least.
         gap_max: How many places lie between two of them at most.
 
     Raises:
@@ -191,14 +195,23 @@ def fault_schedules(
         from hypothesis import strategies as st
     except ImportError:
         raise MissingExtra("fuzz", "a strategy for fault schedules") from None
-    fault = st.tuples(st.integers(0, gap_max), st.sampled_from(names))
-    return st.lists(fault, max_size=faults_max).map(lambda drawn: Schedule(tuple(drawn)))
+    anywhere = st.tuples(st.integers(0, gap_max), st.sampled_from(names))
+
+    def counting(stakes: Sequence[tuple[str, str]]) -> Any:
+        passed = st.integers(0, min(gap_max, STAKES_MAX))
+        return st.builds(lambda gap, what: (gap, *what), passed, st.sampled_from(stakes))
+
+    # Of all histories few tell anything, and of these most are of a process that dies before or after it could record.
+    at_stake = at_stake_of(names)
+    most = counting([stake for stake in at_stake if stake in MOST] or at_stake)
+    drawn = st.lists(st.one_of(most, most, counting(at_stake), anywhere), min_size=1, max_size=faults_max)
+    return drawn.map(lambda faults: Schedule(tuple(faults)))
 
 
 def _tried(trial: Trial, kinds: frozenset[str], faults_max: int) -> CrashPoints:
     """Every placement of few faults, those with fewer first."""
     __tracebackhide__ = True
-    quiet = _uninterrupted(trial, kinds)
+    quiet = _uninterrupted(trial, kinds, watch=True)
     histories = 2
     level = _extended((), quiet)
     with seldom_collected():
@@ -216,15 +229,18 @@ def _tried(trial: Trial, kinds: frozenset[str], faults_max: int) -> CrashPoints:
     return CrashPoints(points=points, histories=histories, kinds=quiet.kinds)
 
 
-def _uninterrupted(trial: Trial, kinds: frozenset[str]) -> Played:
+def _uninterrupted(trial: Trial, kinds: frozenset[str], *, watch: bool) -> Played:
     """The run without faults, which must get to its end, be the same each time, and replay."""
     __tracebackhide__ = True
-    quiet = trial.play(partial(Course, ()), kinds, watch=True, replays=REPLAYS, elsewhere=True)
+    quiet = trial.play(partial(Course, ()), kinds, watch=watch, replays=REPLAYS, elsewhere=True)
     if quiet.story.diverged:
         _complain(trial, quiet, _compared(trial, quiet, quiet))
     _check_ending(trial, quiet)
-    again = trial.play(partial(Course, ()), kinds, watch=True)
+    again = trial.play(partial(Course, ()), kinds, watch=watch)
     if broken := _compared(trial, quiet, again):
+        if not watch:
+            again = trial.play(partial(Course, ()), kinds, watch=True)
+            broken = _compared(trial, quiet, again) or broken
         _complain(trial, again, broken)
     return structs.replace(
         quiet,

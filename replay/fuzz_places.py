@@ -42,6 +42,15 @@ _PLACES = {
 }
 
 
+_AT_STAKE = ("outcome", "append.answer", "append")
+"""Kinds of places that every run with calls comes by, and where most depends on what happens."""
+MOST = [("crash", "append"), ("crash", "append.answer")]
+"""What tells most of all."""
+_ONLY_AT = {"lost": "append.answer", "drop": "append"}
+
+Drawn = tuple[int, str] | tuple[int, str, str]
+
+
 class Struck(Struct, frozen=True, kw_only=True):
     """A fault that has happened, and the length of the log then."""
 
@@ -56,8 +65,7 @@ class Struck(Struct, frozen=True, kw_only=True):
         Args:
             calls: What each call is, by path.
         """
-        worker, _, rest = self.place.partition(".")
-        kind, _, path = rest.partition("#")[0].partition(" ")
+        worker, kind, path = _parts(self.place)
         when = _PLACES[kind].format(call=calls.get(path, f"the call at {path}"))
         return f"{FAULTS[self.fault]}: worker {worker[1:]}, {when}"
 
@@ -98,7 +106,7 @@ class Course(Placed):
 class Scheduled(Course):
     """A history in which faults come one after another, each after so many places."""
 
-    def __init__(self, faults: Sequence[tuple[int, str]]) -> None:
+    def __init__(self, faults: Sequence[Drawn]) -> None:
         super().__init__(())
         self._left = list(faults)
         self._passed = 0
@@ -107,7 +115,9 @@ class Scheduled(Course):
         """The next fault once its turn has come, at the first place where it can happen."""
         if not self._left:
             return options[0]
-        gap, fault = self._left[0]
+        gap, fault, *kind = self._left[0]
+        if kind and kind[0] != _parts(place)[1]:
+            return options[0]
         if self._passed < gap or fault not in options:
             self._passed += 1
             return options[0]
@@ -122,13 +132,26 @@ class Schedule(Struct, frozen=True):
     Faults that come one after another, wherever the run is by then.
 
     Args:
-        faults: (how many places to pass, which fault), in order.
+        faults: (how many places to pass, which fault), in order, or (how many places, which fault, "outcome") to count
+            only the places of one kind, as they are named in `w1.outcome 2`.
     """
 
-    faults: tuple[tuple[int, str], ...] = ()
+    faults: tuple[Drawn, ...] = ()
 
     def __repr__(self) -> str:
         return f"Schedule({self.faults!r})"
+
+
+def _parts(place: str) -> tuple[str, str, str]:
+    """Worker, kind and path of a place."""
+    worker, _, rest = place.partition(".")
+    kind, _, path = rest.partition("#")[0].partition(" ")
+    return worker, kind, path
+
+
+def at_stake_of(faults: Sequence[str]) -> list[tuple[str, str]]:
+    """Each fault with the kinds of places where it can happen and most depends on it."""
+    return [(fault, kind) for kind in _AT_STAKE for fault in faults if _ONLY_AT.get(fault, kind) == kind]
 
 
 def known_faults(faults: Any) -> tuple[str, ...]:

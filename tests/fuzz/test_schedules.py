@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from fuzz.shop import errands, find_order, notify, script, shop, support
-from hypothesis import HealthCheck, find, given, settings
-from refold import Agent, UsageError, tool
+from hypothesis import HealthCheck, Phase, find, given, settings
+from refold import Agent, DidNotHappen, ScriptedModel, UsageError, tool
+from refold.agent.scripted import call
 from refold.journal.errors import MissingExtra
 from refold.replay.fuzz import FAULTS, PromiseBroken, Schedule, fault_schedules, play_schedule
 from refold.replay.fuzz_places import Scheduled
@@ -22,6 +23,7 @@ RANDOM = settings(
     derandomize=True,
     database=None,
     print_blob=False,
+    phases=[Phase.generate, Phase.shrink],
     suppress_health_check=list(HealthCheck),
 )
 
@@ -73,6 +75,38 @@ def test_a_failing_example_is_small_and_prints_what_plays_it_again() -> None:
     assert whole.value.args == caught.value.args
 
 
+def blind() -> DidNotHappen:
+    return DidNotHappen()
+
+
+@pytest.mark.parametrize("flags", [{"idempotent": True}, {"in_doubt": blind}], ids=["flag", "reconciler"])
+def test_what_only_one_place_of_the_run_shows_is_found_within_a_hundred_examples(flags: Any) -> None:
+    @tool(**flags)
+    def pay(amount: int) -> str:
+        """Pay money, each time."""
+        shop.refunds.append((0, amount))
+        return "paid"
+
+    agent = Agent("pays", model=ScriptedModel([call("pay", amount=1), "Done."]), tools=[pay])
+
+    @settings(RANDOM, max_examples=100)
+    @given(fault_schedules())
+    def test(schedule: Schedule) -> None:
+        play_schedule(agent, "Go", schedule, world=shop)
+
+    with pytest.raises(PromiseBroken) as caught:
+        test()
+    assert [fault for _, fault in caught.value.faults] == ["crash"]
+
+
+def test_a_fault_may_be_placed_by_counting_places_of_one_kind() -> None:
+    with Trial(errands, 17, Options(world=shop, signals={"publish?": True})) as trial:
+        course = partial(Scheduled, ((1, "crash", "outcome"), (0, "lost", "append.answer")))
+        played = trial.play(course, frozenset(FAULTS))
+
+    assert played.course.taken == [("w1.outcome 1.2.1", "crash"), ("w2.append.answer", "lost")]
+
+
 def test_a_schedule_plays_the_same_history_each_time() -> None:
     def history(schedule: Schedule) -> Any:
         with Trial(errands, 17, Options(world=shop, signals={"publish?": 1})) as trial:
@@ -89,7 +123,7 @@ def test_every_fault_is_drawn() -> None:
     for name in FAULTS:
         find(
             fault_schedules(),
-            lambda drawn, name=name: name in dict(map(reversed, drawn.faults)),
+            lambda drawn, name=name: name in [fault for _, fault, *_ in drawn.faults],
             settings=RANDOM,
         )
 
