@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
 from ..journal.errors import UsageError
+from ..replay.ports import Usage
 from ..replay.response import Response
 from ..replay.run import Run
+from ..replay.usage import Totals
 
 
 class BudgetSpent(Exception):
@@ -89,24 +91,33 @@ class Spent:
         """
         if not self._limited:
             return
-        budget, used = self._budget, run.usage
-        if budget.max_tokens is not None:
-            if self._without_usage:
-                self._unknown("max_tokens", self._without_usage, "how many tokens it used")
-            tokens = used.input_tokens + used.output_tokens
-            if tokens >= budget.max_tokens:
-                raise BudgetSpent(
-                    f"agent {self._agent!r} has used {tokens} tokens in this run, "
-                    f"max_tokens is {budget.max_tokens}"
-                )
-        if budget.max_cost_micro is not None:
-            if self._without_cost:
-                self._unknown("max_cost", self._without_cost, "what it cost")
-            if used.cost_micro >= budget.max_cost_micro:
-                raise BudgetSpent(
-                    f"agent {self._agent!r} has spent {_dollars(used.cost_micro)} in this run, "
-                    f"max_cost is {_dollars(budget.max_cost_micro)}"
-                )
+        if self._budget.max_tokens is not None and self._without_usage:
+            self._unknown("max_tokens", self._without_usage, "how many tokens it used")
+        if self._budget.max_cost_micro is not None and self._without_cost:
+            self._unknown("max_cost", self._without_cost, "what it cost")
+        reached = self._reached(run.usage)
+        if reached is not None:
+            raise BudgetSpent(f"agent {self._agent!r} has {reached}")
+
+    def again(self, run: Run) -> Callable[[Usage], bool] | None:
+        """Whether a model may be asked again, by what the answer used that could not be; None without a limit."""
+
+        def left(failed: Usage) -> bool:
+            used = run.usage
+            used.add_unusable(failed)
+            return self._reached(used) is None
+
+        return left if self._limited else None
+
+    def _reached(self, used: Totals) -> str | None:
+        """What of *used* has reached its limit; None if nothing has."""
+        budget, tokens = self._budget, used.input_tokens + used.output_tokens
+        if budget.max_tokens is not None and tokens >= budget.max_tokens:
+            return f"used {tokens} tokens in this run, max_tokens is {budget.max_tokens}"
+        if budget.max_cost_micro is not None and used.cost_micro >= budget.max_cost_micro:
+            spent, limit = _dollars(used.cost_micro), _dollars(budget.max_cost_micro)
+            return f"spent {spent} in this run, max_cost is {limit}"
+        return None
 
     def _unknown(self, limit: str, model: str, what: str) -> None:
         raise BudgetSpent(

@@ -53,7 +53,7 @@ async def run_loop(spec: LoopSpec, run: Run, value: Any) -> Any:
         spent.check(run)
         messages = preamble + spec.history(conversation) if spec.history else conversation
         try:
-            response: Response = await run.model(messages=messages, params=models[0], in_doubt=spec.in_doubt)
+            response: Response = await _asked(spec, run, messages, models[0], spent)
         except ModelError as error:
             response = await _fall_back(spec, run, messages, models, error, spent)
         spent.add(response)
@@ -94,12 +94,18 @@ async def _fall_back(
         del models[0]
         spent.check(run)
         try:
-            response: Response = await run.model(messages=messages, params=models[0], in_doubt=spec.in_doubt)
+            response: Response = await _asked(spec, run, messages, models[0], spent)
         except ModelError as another:
             error = another
         else:
             return response
+    spent.check(run)
     raise error
+
+
+def _asked(spec: LoopSpec, run: Run, messages: Messages, params: Params, spent: Spent) -> Ask:
+    """Asks a model, again too, as long as the budget lasts."""
+    return run.model(messages=messages, params=params, in_doubt=spec.in_doubt, again=spent.again(run))
 
 
 class _Missing:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from .branch import Branch
-from .ports import ToolSpec
+from .ports import ToolSpec, Usage
 from .requests import Request
 
 
@@ -20,10 +20,12 @@ class ModelCall(Struct, frozen=True, tag_field="command", tag="model"):
     Args:
         request: What is asked.
         in_doubt: What becomes of a call that may act, when it is in doubt. None for one that is just asked again.
+        again: Whether it may be asked again, by what the attempt used that failed; None leaves it to the policy.
     """
 
     request: Request
     in_doubt: Literal["park", "retry"] | None = None
+    again: Callable[[Usage], bool] | None = None
 
 
 class ToolCall(Struct, frozen=True, tag_field="command", tag="tool"):

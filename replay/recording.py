@@ -17,7 +17,7 @@ from .errors import Effect, ModelError, ToolError
 from .inbox import Resolution
 from .machine import Done
 from .outcomes import DidNotHappen, Happened, Reconciled, ToolRaised
-from .ports import ModelReply
+from .ports import ModelReply, Usage
 from .response import encode_reply
 
 _VARIANT = {f"{digit:x}": f"{digit & 3 | 8:x}" for digit in range(16)}
@@ -315,6 +315,7 @@ def _model_outcome(
         and error.retryable
         and attempt < policy.model_attempts
         and (failed.retry_after_s or 0.0) <= policy.retry_after_max_s
+        and (command.again is None or command.again(usage or Usage()))
     )
     return ev.ModelFailed(
         at=at,

@@ -17,7 +17,7 @@ from ..journal.limits import check_name
 from .commands import Command, ModelCall, Sleep, StepCall, ToolCall, WaitFor
 from .door import NAME_BYTES_MAX, RESULT_BYTES_MAX
 from .errors import ForeignAwait
-from .ports import ToolSpec
+from .ports import ToolSpec, Usage
 from .requests import Interner, Messages, Params, Prior
 from .twin import twin
 from .usage import Totals
@@ -97,6 +97,7 @@ class Run:
         messages: Messages | Iterable[Mapping[str, Any]],
         params: Params | None = None,
         in_doubt: Literal["park", "retry"] = "park",
+        again: Callable[[Usage], bool] | None = None,
         **parameters: Any,
     ) -> Ask:
         """
@@ -106,6 +107,7 @@ class Run:
             messages: The conversation, as a `Messages` or a plain list of chat-completions dicts.
             params: Parameters encoded once, for loops.
             in_doubt: What becomes of a call in which the provider runs tools that may act, when it is in doubt.
+            again: When an attempt has failed that the policy would repeat: whether it may, given what it used.
             parameters: `model=` and what else the provider takes.
 
         Raises (when awaited):
@@ -119,7 +121,7 @@ class Run:
             messages if isinstance(messages, Messages) else self._machine.interner.messages(messages)
         )
         request = conversation.request(params)
-        return self._made(ModelCall(request, in_doubt if params.acting else None), request.bytes)
+        return self._made(ModelCall(request, in_doubt if params.acting else None, again), request.bytes)
 
     def tool(self, tool: ToolSpec, /, *args: Any, **kwargs: Any) -> Ask:
         """

@@ -291,6 +291,24 @@ async def test_answers_that_cannot_be_used_count_against_a_budget(
     check(agent, journal)
 
 
+@pytest.mark.parametrize("limit", [{"max_tokens": 20}, {"max_cost": 0.000008}], ids=["tokens", "cost"])
+async def test_a_spent_budget_ends_the_attempts_of_one_request_too(
+    journal: Journal, limit: dict[str, Any]
+) -> None:
+    with OpenAIServer({"replies": [HALF]}) as server:
+        agent = agent_on(server, **limit)
+        with pytest.raises(RunFailed, match="in this run, max_") as caught:
+            await agent.run("hi", journal=journal, thread="t")
+        assert len(server.requests) == 2, "the policy allows three"
+        assert caught.value.error_type.endswith("BudgetSpent")
+        events = read_all(journal, "t")
+        seq = next(event.seq for event in events if event.kind == "model_failed")
+        with died_at(journal, "t", seq) as left, pytest.raises(RunFailed, match="in this run, max_"):
+            await agent.run("hi", journal=left, thread="t")
+        assert len(server.requests) == 3
+    check(agent, journal)
+
+
 async def test_the_next_model_is_not_asked_when_the_first_has_used_up_the_budget_in_vain(
     journal: Journal,
 ) -> None:
