@@ -33,6 +33,15 @@ from .tools import Tool, toolbox
 MAX_STEPS_DEFAULT = 50
 OUTPUT_RETRIES_DEFAULT = 2
 
+_SAID_ELSEWHERE = {
+    "model": "model=",
+    "messages": "instructions=",
+    "stream": "agent.stream()",
+    "fallbacks": "model=[...]",
+    "context_window_fallback_dict": "model=[...]",
+}
+"""Parameters of a request that are the agent's, and how they are said."""
+
 T = TypeVar("T")
 
 
@@ -342,7 +351,7 @@ def _checked_params(params: Mapping[str, Any] | None) -> Mapping[str, Any]:
         return {}
     if not isinstance(params, Mapping):
         raise UsageError(f"params is a dict of request parameters, not {params!r}")
-    for name, instead in (("model", "model="), ("messages", "instructions="), ("stream", "agent.stream()")):
+    for name, instead in _SAID_ELSEWHERE.items():
         if name in params:
             raise UsageError(f"params cannot hold {name!r}: say it with {instead}")
     if not isinstance(params.get("tools", []), list | tuple):

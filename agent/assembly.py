@@ -55,11 +55,12 @@ class Assembly:
             else:
                 own = self._message.setdefault("provider_specific_fields", {})
                 own[name] = _joined(name, own.get(name), value)
-        text, thought = delta.get("content"), delta.get("reasoning_content")
+        content, thought = delta.get("content"), delta.get("reasoning_content")
         if isinstance(thought, str) and thought:
             shown.append(Delta(thought=sendable(thought)))
-        if isinstance(text, str) and text:
-            shown.append(Delta(text=sendable(text)))
+        for part in _parts(content) if isinstance(content, str | list) else ():
+            if _is_text(part):
+                shown.append(Delta(text=sendable(part["text"])))
         return shown
 
     def message(self) -> dict[str, Any]:
@@ -125,6 +126,8 @@ def _joined(name: str, earlier: Any, value: Any) -> Any:
         return _placed([], value) if name == "thinking_blocks" and isinstance(value, list) else value
     if isinstance(earlier, str) and isinstance(value, str):
         return value if name in ("id", "type") else earlier + value
+    if name == "content" and isinstance(earlier, str | list) and isinstance(value, str | list):
+        return _parts_joined([*_parts(earlier), *_parts(value)])
     if isinstance(earlier, list) and isinstance(value, list):
         return _placed(earlier, value) if name == "thinking_blocks" else earlier + value
     if isinstance(earlier, dict) and isinstance(value, dict):
@@ -133,6 +136,33 @@ def _joined(name: str, earlier: Any, value: Any) -> Any:
             joined[key] = _joined(key, joined.get(key), part) if part is not None else joined.get(key)
         return joined
     return value
+
+
+def _parts(content: str | list[Any]) -> list[Any]:
+    """Content in parts; some providers send parts and text in one stream."""
+    if isinstance(content, list):
+        return content
+    return [{"type": "text", "text": content}] if content else []
+
+
+def _parts_joined(parts: list[Any]) -> list[Any]:
+    """*parts* with pieces of one text in one part."""
+    joined: list[Any] = []
+    for part in parts:
+        if joined and _is_text(part) and _is_text(joined[-1]):
+            joined[-1] = {**part, "text": joined[-1]["text"] + part["text"]}
+        else:
+            joined.append(part)
+    return joined
+
+
+def _is_text(part: Any) -> bool:
+    return (
+        isinstance(part, dict)
+        and part.keys() == {"type", "text"}
+        and part["type"] == "text"
+        and isinstance(part["text"], str)
+    )
 
 
 def _placed(blocks: list[Any], pieces: Iterable[Any]) -> list[Any]:

@@ -160,9 +160,16 @@ def _read_call(raw: Any, position: int, call_id: str, seen: set[str]) -> tuple[C
 
 
 def user_item(value: Any, run_id: str) -> Item:
-    """The user message of a run's input."""
-    content = value if isinstance(value, str | list) else codec.encode(value, what="the run's input").decode()
+    """The user message of a run's input: a text, content parts, or the JSON text of anything else."""
+    plain = isinstance(value, str) or _is_parts(value)
+    content = value if plain else codec.encode(value, what="the run's input").decode()
     return Item(codec.encode({"role": "user", "content": content}, what="the run's input"), input=run_id)
+
+
+def _is_parts(value: Any) -> bool:
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(part, dict) and isinstance(part.get("type"), str) for part in value)
 
 
 def result_item(request_id: str, call_id: str, content: bytes) -> Item:

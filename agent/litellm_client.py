@@ -29,6 +29,9 @@ TIMEOUT_S_DEFAULT = 600.0
 _FIXED: dict[str, Any] = {"num_retries": 0, "max_retries": 0}
 """Retries are the engine's, which records them."""
 
+_MORE_REQUESTS = ("fallbacks", "context_window_fallback_dict")
+"""Parameters that let litellm ask other models in the same call, which no record would tell."""
+
 
 class LitellmClient:
     """
@@ -94,6 +97,12 @@ class LitellmClient:
 
     def _parameters(self, request: Mapping[str, Any]) -> dict[str, Any]:
         parameters = {**self._defaults, **request, **_FIXED}
+        for name in _MORE_REQUESTS:
+            if parameters.get(name):
+                raise ModelError(
+                    f"{name!r} would make litellm ask again by itself; name several models with Agent(model=[...])",
+                    kind="bad_request",
+                )
         # A copy: litellm edits what it is given.
         parameters["messages"] = sendable(list(request.get("messages", ())))
         parameters["timeout"] = _timeout_s(parameters.get("timeout"), self._timeout_s)

@@ -289,7 +289,7 @@ def _value(data: bytes | None, name: str) -> Raw:
         )
     try:
         return Raw(codec.encode(codec.decode(data), what=name))
-    except UnsupportedValue:
+    except (UnsupportedValue, RecursionError):
         raise UsageError(f"{name} is no JSON text: {data[:40]!r}") from None
 
 

@@ -162,6 +162,29 @@ async def test_an_answer_without_anything_does_not_end_the_conversation(
     check(agent, journal, "t")
 
 
+@pytest.mark.parametrize(
+    "value, content",
+    [
+        ([{"type": "text", "text": "hi"}], [{"type": "text", "text": "hi"}]),
+        ([1, 2], "[1,2]"),
+        ([], "[]"),
+        ([{"order": 7}], '[{"order":7}]'),
+        ({"order": 7}, '{"order":7}'),
+        (None, "null"),
+    ],
+)
+async def test_an_input_that_is_neither_text_nor_content_parts_goes_out_as_json_text(
+    journal: Journal, value: Any, content: Any
+) -> None:
+    model = ScriptedModel(["ok", "again"])
+    agent = Agent("support", model=model)
+    await agent.run(value, journal=journal, thread="t")
+    await agent.run("and then?", journal=journal, thread="t")
+
+    assert [request["messages"][0]["content"] for request in model.requests] == [content, content]
+    check(agent, journal, "t")
+
+
 async def test_parts_of_an_answer_that_are_no_text_are_passed_over(journal: Journal) -> None:
     parts = [{"type": "thinking", "text": {"value": "hm"}}, {"type": "text", "text": "yes"}, "?"]
     model = ScriptedModel([ModelReply({"role": "assistant", "content": parts})])

@@ -177,6 +177,21 @@ async def test_names_and_reasons_that_are_no_texts_are_recorded_as_such(server: 
 # What goes out
 
 
+@pytest.mark.parametrize(
+    "more", [{"fallbacks": ["openai/b"]}, {"context_window_fallback_dict": {"openai/m": "openai/b"}}]
+)
+async def test_litellm_is_never_let_to_ask_other_models_by_itself(
+    server: OpenAIServer, more: dict[str, Any]
+) -> None:
+    server.script = {"replies": [{"status": 503, "raw": "{}"}]}
+    before = len(server.requests)
+    with pytest.raises(ModelError, match=r"Agent\(model=\[") as caught:
+        await client(server).respond({"model": "openai/m", "messages": [USER], **more})
+
+    assert caught.value.kind == "bad_request"
+    assert len(server.requests) == before
+
+
 async def test_halves_of_characters_go_out_as_what_every_provider_can_read(server: OpenAIServer) -> None:
     server.script = {"replies": [{}, {"text": "ok"}]}
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a":"\udce9"}'}}

@@ -481,6 +481,7 @@ def test_a_type_may_hold_itself() -> None:
         {"params": {"messages": []}},
         {"params": {"stream": True}},
         {"params": {"tools": "abc"}},
+        {"params": {"fallbacks": ["openai/b"]}},
     ],
     ids=str,
 )

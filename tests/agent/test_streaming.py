@@ -219,6 +219,24 @@ async def test_calls_of_a_stream_are_never_glued_together(
     assert [each["function"]["arguments"] for each in reply.message["tool_calls"]] == expected
 
 
+async def test_text_and_parts_of_content_in_one_stream_are_all_kept() -> None:
+    thought = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
+    deltas: list[dict[str, Any]] = [
+        {"role": "assistant", "content": ""},
+        {"content": "so "},
+        {"content": [thought]},
+        {"content": "it "},
+        {"content": [{"type": "text", "text": "is "}]},
+        {"content": "paid"},
+    ]
+    with OPENAI.serve({"chunks": [*map(chunk, deltas), chunk({}, "stop")]}) as server:
+        reply, pieces = await stream(OPENAI, server)
+
+    assert [piece.text for piece in pieces] == ["so ", "it ", "is ", "paid"]
+    first, last = ({"type": "text", "text": text} for text in ("so ", "it is paid"))
+    assert reply.message["content"] == [first, thought, last]
+
+
 async def test_a_character_that_is_cut_in_two_is_one_again() -> None:
     """Some proxies cut text by the units of UTF-16."""
     deltas = [{"role": "assistant"}, {"content": "hi \ud83d"}, {"content": "\ude00"}]

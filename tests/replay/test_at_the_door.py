@@ -232,6 +232,14 @@ async def test_a_name_that_is_no_text_is_refused_where_it_is_given(journal: Jour
         await refold.run(waits, journal=journal, thread=name)
 
 
+def test_an_input_nested_too_deeply_to_be_read_is_refused(journal: Journal) -> None:
+    journal.leases.give_back(journal.acquire("t")).answer.result()
+    with pytest.raises(UsageError, match="value is no JSON text"):
+        answers.submit(journal, "t", b"[" * 100_000 + b"]" * 100_000)
+
+    assert journal.inbox("t") == []
+
+
 async def test_an_input_with_a_lone_surrogate_is_kept_as_it_is(journal: Journal) -> None:
     @program
     async def echo(run: Run, value: str) -> str:
