@@ -161,7 +161,11 @@ def resolve(
         forced=force,
     )
     why = _no_doubt(info, found, call, attempt)
-    given = _answer(journal, info, status, resolution_key(call, attempt, forced=force), content, call, why)
+    key, late = resolution_key(call, attempt, forced=force), resolution_key(call, attempt, late=True)
+    if (known := _message(journal, thread, late)) is not None:
+        # Its own worker has said what became of it.
+        return _given(info, known, content, fresh=False)
+    given = _answer(journal, info, status, key, content, call, why)
     at_large = found is not None and (found.at_large or found.status == "started")
     return structs.replace(given, later=did_not_happen and at_large and not force)
 
@@ -335,10 +339,14 @@ def _answer(
     if why is None:
         return _send(journal, info, key, content)
     # Not waiting any more, perhaps because this very answer was taken: saying it twice is no mistake.
-    earlier = next((m for m in journal.inbox(info.thread, consumed=True) if m.key == key), None)
-    if earlier is not None:
+    if (earlier := _message(journal, info.thread, key)) is not None:
         return _given(info, earlier, content, fresh=False)
     raise NotPending(f"thread {info.thread!r}: {why}; nothing was written. {_open_calls(status, call)}")
+
+
+def _message(journal: Journal, thread: str, key: str) -> Message | None:
+    """The message of that key, taken or not."""
+    return next((each for each in journal.inbox(thread, consumed=True) if each.key == key), None)
 
 
 def _attempt_resolved(journal: Journal, thread: str, call: str) -> int:

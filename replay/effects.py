@@ -326,7 +326,7 @@ class Effects:
 
     def _send(self, resolution: Resolution) -> None:
         kind, body = encode_message(resolution)
-        key = resolution_key(resolution.call, resolution.attempt)
+        key = resolution_key(resolution.call, resolution.attempt, late=True)
         journal, thread = self._journal, self._tenure.thread
 
         def send() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -14,6 +15,8 @@ from .errors import Effect
 from .events import NULL, Failure, ToolResolved
 
 SIGNAL, APPROVAL, RESOLUTION, CANCEL, INPUT = "signal", "approval", "resolution", "cancel", "input"
+
+_LATE = "/late"
 
 
 class Signal(Struct, frozen=True, omit_defaults=True):
@@ -117,6 +120,16 @@ def approval_key(call: str) -> str:
     return f"{APPROVAL}/{call}"
 
 
-def resolution_key(call: str, attempt: int, *, forced: bool = False) -> str:
-    """A resolution's key names the attempt: of several the first stays, and of several forced ones."""
-    return f"{RESOLUTION}/{call}/{attempt}{'/forced' if forced else ''}"
+def resolution_key(call: str, attempt: int, *, forced: bool = False, late: bool = False) -> str:
+    """
+    A resolution's key names the attempt: of several the first stays.
+
+    So it is of several forced ones, and of those of a worker too late for the log: what somebody has said too soon
+    keeps neither out.
+    """
+    return f"{RESOLUTION}/{call}/{attempt}{'/forced' if forced else _LATE if late else ''}"
+
+
+def by_weight(messages: Iterable[Message]) -> list[Message]:
+    """In the order of arrival, but what a call's own worker says of it before what anybody else has said."""
+    return sorted(messages, key=lambda each: not (each.kind == RESOLUTION and each.key.endswith(_LATE)))

@@ -14,7 +14,17 @@ from .alarms import Alarms
 from .commands import Call, Command, ModelCall, Phase, ToolCall, WaitFor
 from .events import Failure
 from .holds import Holds
-from .inbox import CANCEL, INPUT, Approval, Cancel, Resolution, Signal, decode_message, resolution_event
+from .inbox import (
+    CANCEL,
+    INPUT,
+    Approval,
+    Cancel,
+    Resolution,
+    Signal,
+    by_weight,
+    decode_message,
+    resolution_event,
+)
 from .interpreter import Interpreter
 from .ports import InDoubt
 from .text import one_line
@@ -67,10 +77,10 @@ class Mailbox:
 
     def take(self, interpreter: Interpreter, holds: Holds, *, at: int) -> Match | None:
         """The first message that something can be done with now, taken out; None if there is none."""
-        for position, message in enumerate(self.waiting):
+        for message in by_weight(self.waiting):
             found = match(message, interpreter, holds, at=at)
             if found is not None:
-                del self.waiting[position]
+                self.waiting.remove(message)
                 return Match(found.event, message.id)
         return None
 

@@ -17,7 +17,7 @@ from . import events as ev
 from .commands import Command, ModelCall, ToolCall
 from .holds import LATE_S, Holds
 from .host import Host
-from .inbox import Input, Resolution, decode_message, resolution_event
+from .inbox import Input, Resolution, by_weight, decode_message, resolution_event
 from .interpreter import Interpreter
 from .program import Program
 from .rebuild import Thread, interpret
@@ -216,11 +216,11 @@ def _may_take_s(command: Command, model_timeout_s: float) -> float | None:
 def _late_resolutions(
     status: ThreadStatus, messages: list[Message], at: int
 ) -> tuple[list[ev.EventBody], list[int]]:
-    """The first word on each call of earlier runs since; the conversation tells the model."""
+    """The first word on each call of earlier runs since, its own worker's first; the conversation tells the model."""
     resolved: list[ev.EventBody] = []
     consumed: list[int] = []
     told: set[str] = set()
-    for message in messages:
+    for message in by_weight(messages):
         content = decode_message(message)
         if not isinstance(content, Resolution):
             continue

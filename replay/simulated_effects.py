@@ -270,7 +270,7 @@ class Effects:
                 self._post(resolution)
 
     def _post(self, resolution: Resolution) -> None:
-        key = resolution_key(resolution.call, resolution.attempt)
+        key = resolution_key(resolution.call, resolution.attempt, late=True)
         self._world.marks["late outcome"] += 1
         self._process.do(
             "post",

@@ -242,12 +242,15 @@ class Lane:
         return self._said_late(run) if kind == "stale" else self._said_early(run)
 
     def _said_early(self, run: RunState) -> Iterator[tuple[str, Content]]:
-        """What the scenario would answer to a wait, and what is already known of a call in doubt."""
+        """
+        What the scenario would answer to a wait, and what is already known of a tool's call in doubt.
+
+        That it has not happened may be true only for now: its worker will say so if it has after all.
+        """
         for call in (OpenCall(f"{run.run}/0", "waits for a signal"), *run.open.values()):
             if call.status == "in doubt":
-                known = self._truth(call)
-                if known.outcome == "returned":
-                    yield resolution_key(call.call, call.attempt), known
+                if call.name:
+                    yield resolution_key(call.call, call.attempt), self._truth(call)
             elif isinstance(content := self.scenario.reply(call), Signal):
                 yield f"signal/{content.name}", content
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from refold.journal import export
 from refold.replay import rebuild
 from refold.replay.fork import fork
 from refold.replay.interpreter import Interpreter
+from refold.replay.live import Limits
 from refold.replay.recording import Policy
 from refold.replay.runner import read_all
 
@@ -202,3 +204,46 @@ async def test_a_thread_in_which_a_call_like_a_doubtful_one_began_without_a_yes_
     assert waiting(await refold.run(burns, 3, journal=journal, thread="t", wait=False)) == [
         ("r3/1.1.1", "waits for approval")
     ]
+
+
+async def test_what_somebody_said_too_soon_keeps_out_no_result_of_the_call_itself(journal: Journal) -> None:
+    """That it did not happen was true when it was said; the tool that was left running acted after that."""
+    entered, leave, offered = threading.Event(), threading.Event(), threading.Event()
+    acted: list[int] = []
+
+    @tool(timeout_s=60.0)
+    def ship(context: ToolContext) -> str:
+        """Ship, in its own time."""
+        entered.set()
+        leave.wait(10)
+        acted.append(context.attempt)
+        return "shipped"
+
+    @program
+    async def ships(run: Run) -> str:
+        return str(await run.tool(ship))
+
+    send = journal.store.send
+
+    def sending(*asked: Any, **message: Any) -> Any:
+        sent = send(*asked, **message)
+        offered.set()
+        return sent
+
+    limits = Limits(leave_grace_s=0.01, poll_s=0.01)
+    task = asyncio.create_task(refold.run(ships, journal=journal, thread="t", limits=limits))
+    await asyncio.to_thread(entered.wait, 10)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert answers.resolve(journal, "t", "r1/1", did_not_happen=True).later
+
+    journal.store.send = sending  # type: ignore[method-assign]
+    leave.set()
+    assert await asyncio.to_thread(offered.wait, 10)
+    with pytest.raises(refold.NotPending, match="already answered"):
+        answers.resolve(journal, "t", "r1/1", did_not_happen=True, force=True)
+    result = await refold.resume(ships, journal=journal, thread="t")
+
+    assert (result.output, acted) == ("shipped", [1])
+    rebuild.replay(ships, "t", read_all(journal, "t"))

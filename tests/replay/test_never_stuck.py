@@ -48,7 +48,7 @@ def journal() -> Any:
 def hanging(**flags: Any) -> Any:
     effects: list[str] = []
 
-    @tool(timeout_s=0.02, **flags)
+    @tool(timeout_s=0.2, **flags)
     async def wire(amount: int, context: ToolContext) -> str:
         """Wire money."""
         effects.append(context.idempotency_key)
@@ -199,7 +199,7 @@ async def test_a_sync_tool_that_finishes_after_its_time_out_tells_the_inbox_and_
 ) -> None:
     leave, left = threading.Event(), threading.Event()
 
-    @tool(timeout_s=0.02)
+    @tool(timeout_s=0.2)
     def slow() -> str:
         """Slow."""
         leave.wait(10)

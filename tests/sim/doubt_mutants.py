@@ -10,7 +10,7 @@ from refold.replay import matching, opening, recording
 from refold.replay.commands import Call, Command, ModelCall, Phase, ToolCall
 from refold.replay.events import ToolFailed
 from refold.replay.holds import LATE_S, Holds
-from refold.replay.inbox import Approval, decode_message, encode_message
+from refold.replay.inbox import Approval, Resolution, decode_message, encode_message
 from refold.replay.interpreter import Interpreter
 from refold.replay.recording import Completion
 from sim.mutant import mutant
@@ -110,3 +110,15 @@ def a_denial_counts_as_a_yes(match: Any) -> Any:
         return match(message, interpreter, holds, at=at)
 
     return deaf
+
+
+@mutant(matching, "match", "unsafe_tools_act_once results_tell_the_truth", (BRINK, 2, "rival early"))
+def that_a_call_did_not_happen_is_taken_while_it_may_yet(match: Any) -> Any:
+    def hasty(message: Message, interpreter: Interpreter, holds: Holds, *, at: int) -> Any:
+        content = decode_message(message)
+        if isinstance(content, Resolution):
+            _, body = encode_message(structs.replace(content, forced=True))
+            message = structs.replace(message, body=body)
+        return match(message, interpreter, holds, at=at)
+
+    return hasty

@@ -49,6 +49,8 @@ HISTORIES = [
     ("AGAIN", {"w1.tool 1.1.1": "raises", "w1.tool 1.2.1": "hangs"}),
     # The run was given up while a tool that only looks was running: a person was asked before it looked again.
     ("AGAIN", {"w1.append#6": "supersede"}),
+    # Somebody said too soon that a call had not happened; that it had after all its worker could not say any more.
+    ("BRINK", {"w1.tool 1": "rival", "w2.append.answer": "early"}),
 ]
 
 
