@@ -118,8 +118,8 @@ def every_crash_point(
         faults_max: How many of them may come in one history; 2 also kills each recovery.
         ignore: A regular expression of text that may differ, as times do.
         may_fail: Whether the uninterrupted run may end with an error.
-        own_clock: Whether the program may read clocks, draw chance, write files and the like by itself, for what is
-            no part of the run.
+        own_clock: Whether the program may read clocks, draw chance, go by the order of sets, write files and the like
+            by itself, for what is no part of the run.
         policy: How failures are retried; an agent's own by default.
 
     Raises:
@@ -234,7 +234,9 @@ def _uninterrupted(trial: Trial, kinds: frozenset[str], *, watch: bool) -> Playe
     __tracebackhide__ = True
     quiet = trial.play(partial(Course, ()), kinds, watch=watch, replays=REPLAYS, elsewhere=True)
     if quiet.story.diverged:
-        _complain(trial, quiet, _compared(trial, quiet, quiet))
+        first, *more = _compared(trial, quiet, quiet)
+        clue = (f"It goes by {'; '.join(quiet.taken)}.",) if quiet.taken else ()
+        _complain(trial, quiet, [structs.replace(first, why=(*clue, *first.why)), *more])
     _check_ending(trial, quiet)
     again = trial.play(partial(Course, ()), kinds, watch=watch)
     if broken := _compared(trial, quiet, again):

@@ -183,8 +183,8 @@ def _no_replay(story: Story) -> Broken:
     return Broken(
         promise="the log of the run replays in another process",
         why=(
-            f"As before the run, which is what another process has: {names}.",
-            "The program must not go by them; what it goes by comes from its input and from what its calls return.",
+            f"Replayed with {names}: so another process may have it.",
+            "The program must not go by that; what it goes by comes from its input and from what its calls return.",
             *why,
         ),
     )

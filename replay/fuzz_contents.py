@@ -151,6 +151,11 @@ def is_mock(value: Any) -> bool:
     return mock is not None and isinstance(value, mock.NonCallableMock)
 
 
+def is_unordered(held: Any) -> bool:
+    """Whether a set has more than one element, not all numbers: their hashes alone are the same in every process."""
+    return len(held) > 1 and not all(isinstance(each, int | float) for each in held)
+
+
 @functools.lru_cache(1000)
 def is_own_code(module: str, file: str) -> bool:
     """Whether the code of a module is somebody's own: not refold, nor the standard library, nor installed."""

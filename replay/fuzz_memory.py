@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from .fuzz_contents import Memory, is_mock, is_own, is_own_code, put_back, remember
+from .fuzz_contents import Memory, is_mock, is_own, is_own_code, is_unordered, put_back, remember
 from .program import Program
 
 _SCALARS = (bool, int, float, str, bytes, type(None))
@@ -45,22 +45,31 @@ class ProcessMemory:
 
     Args:
         program: Its function, and what that calls.
+        orders: Whether to have sets in another order too.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, *, orders: bool) -> None:
+        self._orders = orders
         self._seen: dict[int, Any] = {}
         self._caches: list[Any] = []
         self._variables: list[_Variable] = []
         self._follow(program.function)
 
-    def changed(self) -> list[str]:
-        """Names of what is not as it was, and of caches that may have been filled."""
-        names = [each.name for each in self._variables if not _is_as_it_was(each)]
-        return list(dict.fromkeys([*names, *(f"{cache.__name__} (a cache)" for cache in self._caches)]))
+    def otherwise(self) -> list[str]:
+        """What another process has otherwise than this one, in words; empty if there is nothing."""
+        changed = [f"{each.name} as before the run" for each in self._variables if not _is_as_it_was(each)]
+        caches = [f"{cache.__name__} not cached" for cache in self._caches]
+        sets = [f"{each.name} in another order" for each in self._variables if self._sets(each)]
+        return list(dict.fromkeys([*changed, *caches, *sets]))
 
     @contextlib.contextmanager
-    def fresh(self) -> Iterator[None]:
-        """While this is entered, all is as it was, as in a process that has not seen the run; caches stay empty."""
+    def elsewhere(self, room: int) -> Iterator[None]:
+        """
+        While this is entered, all is as in a process that has not seen the run; caches stay empty.
+
+        Args:
+            room: Sets have room for so many more, which changes their order as other hashes would.
+        """
         now = [
             (each, each.get(), [*_memories(each.get()), *_memories(each.value)]) for each in self._variables
         ]
@@ -68,11 +77,17 @@ class ProcessMemory:
             cache.cache_clear()
         for each in self._variables:
             _restore(each, each.value, each.held)
+            for unordered in self._sets(each):
+                _reorder(unordered, room)
         try:
             yield
         finally:
             for each, value, held in now:
                 _restore(each, value, held)
+
+    def _sets(self, variable: _Variable) -> list[set[Any]]:
+        held = [each for each, _ in variable.held] if self._orders else []
+        return [each for each in held if isinstance(each, set) and is_unordered(each)]
 
     def _follow(self, value: Any) -> None:
         """Go through code, and through what holds code."""
@@ -145,6 +160,14 @@ class ProcessMemory:
 
 def _memories(value: Any) -> list[Memory]:
     return [memory for memory in remember(value, own=True) if not is_mock(memory[0])]
+
+
+def _reorder(held: set[Any], room: int) -> None:
+    contents, others = [*held], [object() for _ in range(room)]
+    held.clear()
+    held.update(others)
+    held.update(contents)
+    held.difference_update(others)
 
 
 def _restore(variable: _Variable, value: Any, held: list[Memory]) -> None:

@@ -15,6 +15,9 @@ from .fuzz_world import Changes
 from .program import Program
 from .simulation import Deed, Simulation, Verdict
 
+ROOMS = (0, 40, 200, 1000, 5000, 20_000)
+"""Each puts a set of two into another order as often as not."""
+
 
 class Story(Struct, frozen=True, kw_only=True):
     """
@@ -33,7 +36,7 @@ class Story(Struct, frozen=True, kw_only=True):
         waits: Names of the signals that it waits for at the end.
         flaws: What the engine refused or did wrong, in words.
         replay: Why its log does not replay; empty if it does.
-        forgot: What was put back where it does not, as it was before the run.
+        forgot: What it was replayed with where it does not, if not with what this process has.
     """
 
     ending: str
@@ -98,9 +101,10 @@ def read_story(
     run = thread.status.unfinished
     waits = [call.name for call in run.open.values() if call.status == "waits for a signal"] if run else []
     refused = _refused(program, thread, replays)
-    if memory is not None and not refused and (forgot := memory.changed()):
-        with memory.fresh():
-            refused = _refused(program, thread, 1)
+    if memory is not None and not refused and (forgot := memory.otherwise()):
+        for room in ROOMS:
+            with memory.elsewhere(room):
+                refused = refused or _refused(program, thread, 1)
     outcome = {key: told.pop(key) for key in ("output", "failed", "cancelled") if key in told}
     return Story(
         ending=bodies[-1]["kind"] if bodies else "nothing",

@@ -117,7 +117,7 @@ class Trial:
                     "which answers the same in every history and costs nothing"
                 )
         self._world = FakeWorld(options.world, options.look)
-        self._memory = ProcessMemory(self.program)
+        self._memory = ProcessMemory(self.program, orders=not options.own_clock)
         self._deps = [] if isinstance(options.deps, FACTORIES) else list(remember(options.deps, own=True))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sources = Watch()

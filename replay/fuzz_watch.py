@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import PurePath
 from typing import Any, TypeVar
 
-from .fuzz_contents import is_own_code
+from .fuzz_contents import is_own_code, is_unordered
 from .overhearing import REACHES_OUT, overhearing
 from .run import Run
 
@@ -184,7 +184,7 @@ class Watch:
             return self._drawn(frame, owner, name)
         if isinstance(owner, type) and issubclass(owner, dt.date) and name in _DATES:
             return f"{owner.__name__}.{name}"
-        if isinstance(owner, set) and name == "pop" and _is_unordered(owner):
+        if isinstance(owner, set) and name == "pop" and is_unordered(owner):
             return "the order of a set"
         if not isinstance(owner, types.ModuleType):
             return ""
@@ -239,11 +239,7 @@ def _given(frame: types.FrameType) -> int:
 
 def _has_no_order(held: Any) -> bool:
     """Whether it is a loop over a set of more than numbers, whose hashes alone are the same in every process."""
-    return type(held) is _SET_ITERATOR and any(map(_is_unordered, gc.get_referents(held)))
-
-
-def _is_unordered(looped: Any) -> bool:
-    return len(looped) > 1 and not all(isinstance(each, int | float) for each in looped)
+    return type(held) is _SET_ITERATOR and any(map(is_unordered, gc.get_referents(held)))
 
 
 def _is_imported(caller: types.FrameType | None) -> bool:

@@ -278,6 +278,7 @@ def test_a_random_branch_is_found_as_a_divergence() -> None:
 
     assert "diverged at seq" in broken.args[0]
     assert "it is not deterministic" in broken.args[0]
+    assert "It goes by random.random in moody, test_every_crash_point.py:" in broken.args[0]
 
 
 @pytest.mark.parametrize("draw", [uuid.uuid4, time.time_ns], ids=["uuid", "clock"])

@@ -266,7 +266,7 @@ def test_a_program_that_goes_by_what_a_tool_has_left_in_the_process_is_found() -
     text = text_of(sells)
 
     assert "the log of the run replays in another process" in text
-    assert "As before the run, which is what another process has: cache." in text
+    assert "Replayed with cache as before the run: so another process may have it." in text
     assert "the program has raised KeyError: 1" in text
     assert cache == {1: 30}
 
@@ -277,7 +277,7 @@ def test_a_program_that_goes_by_what_it_sees_of_the_world_is_found() -> None:
         await run.tool(refund, order=1, amount=30)
         return await run.tool(notify, order=1, text="paid" if shop.refunds else "not paid")
 
-    assert "another process has: shop." in text_of(checks)
+    assert "Replayed with shop as before the run" in text_of(checks)
     assert shop.refunds == []
 
 
@@ -319,7 +319,34 @@ def test_what_is_kept_in_a_class_or_under_a_global_name_is_found(act: Any, seen:
 
     Desk.open, globals()["served"] = False, 0
 
-    assert f"another process has: {named}" in text_of(goes_by)
+    assert f"Replayed with {named} as before the run" in text_of(goes_by)
+
+
+TAGS = {f"tag {number}" for number in range(5)}
+
+
+def joined(run: Run) -> str:
+    return ", ".join(TAGS)
+
+
+def shown(run: Run) -> str:
+    return f"Tags: {TAGS}"
+
+
+def added(run: Run) -> str:
+    text = ""
+    for tag in TAGS:
+        text += tag
+    return text
+
+
+@pytest.mark.parametrize("instructions", [joined, shown, added])
+def test_a_prompt_in_the_order_of_a_set_is_found(instructions: Any) -> None:
+    agent = Agent("tags", model=ScriptedModel(["ok"]), instructions=instructions)
+    before = [*TAGS]
+
+    assert "Replayed with TAGS in another order" in text_of(agent, "Go")
+    assert [*TAGS] == before
 
 
 def test_what_a_process_may_remember_is_fine() -> None:
@@ -353,7 +380,8 @@ def test_what_a_process_may_remember_is_fine() -> None:
     async def counting(run: Run) -> Any:
         counts["runs"] = counts.get("runs", 0) + 1
         got = [await run.step(fetch, str(double(half(8)))) for _ in range(2)]
-        counts["ends"] = counts.get("ends", 0) + settings.limit
+        counts["ends"] = counts.get("ends", 0) + settings.limit + len(TAGS)
+        counts["tags"] = len(", ".join(sorted(TAGS)) + max(TAGS))
         mock.ended()
         return got
 
