@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 from msgspec import structs
@@ -12,9 +13,10 @@ from refold.replay.events import ToolFailed
 from refold.replay.holds import LATE_S, Holds
 from refold.replay.inbox import Approval, Resolution, decode_message, encode_message
 from refold.replay.interpreter import Interpreter
+from refold.replay.machine import Machine
 from refold.replay.recording import Completion
 from sim.mutant import mutant
-from sim.scenarios import ACTING, ASKS, BRINK, ERRAND, STUBBORN, TOLD
+from sim.scenarios import ACTING, ASKS, BRINK, DOUBTS, ERRAND, SHARED, STUBBORN, TOLD
 
 
 @mutant(opening, "_may_take_s", "unsafe_tools_act_once results_tell_the_truth", (BRINK, 1, "rival"))
@@ -122,3 +124,25 @@ def that_a_call_did_not_happen_is_taken_while_it_may_yet(match: Any) -> Any:
         return match(message, interpreter, holds, at=at)
 
     return hasty
+
+
+@mutant(Interpreter, "next_tool", "calls_are_paired", (DOUBTS, 0, ""))
+def tools_are_started_whether_or_not_there_is_a_free_slot(next_tool: Any) -> Any:
+    return lambda self: next(iter(self._unstarted.values()), None)
+
+
+@mutant(recording, "_tool_outcome", "failures_are_followed_by_the_rules", (STUBBORN, 0, ""))
+def what_has_run_and_cannot_be_recorded_is_tried_again(tool_outcome: Any) -> Any:
+    def eager(call: Call, command: ToolCall, *more: Any) -> Any:
+        body = tool_outcome(call, command, *more)
+        if isinstance(body, ToolFailed) and body.effect == "done" and call.failures < command.tool.retries:
+            return structs.replace(body, final=False, retry_at=body.at)
+        return body
+
+    return eager
+
+
+@mutant(Machine, "reply", "log_replays", (SHARED, 0, ""))
+def the_time_a_program_sees_is_not_that_of_the_record(reply: Any) -> Any:
+    ticks = count()
+    return lambda self, call, value, error, at: reply(self, call, value, error, at + next(ticks))

@@ -22,10 +22,10 @@ ROBBERY = frozenset({"rival", "jump", "supersede"})
 HELD = frozenset({"burn"})
 """Tools whose calls a person must allow."""
 
-REPEATABLE = frozenset({"look", "brew", "wobble", "enter"})
+REPEATABLE = frozenset({"look", "brew", "wobble", "enter", "blob"})
 """Tools whose calls may run twice."""
 
-RETRIES = {"look": 1, "enter": 1, "wobble": 2}
+RETRIES = {"look": 1, "enter": 1, "blob": 1, "wobble": 2}
 """How often a tool that has failed may be tried again; another one not at all."""
 
 

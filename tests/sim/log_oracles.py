@@ -55,6 +55,9 @@ def _out_of_turn(history: History) -> Iterator[str | tuple[int, str]]:
                 yield seq, call
             attempts[call] = body.get("attempt", 1)
             running.add(call)
+            tools = sum(each not in history.told.asked for each in running)
+            if tools > (slots := history.lane.scenario.program.concurrency):
+                yield f"seq {seq} starts {call}, the {tools}th tool at once of {slots}"
         elif kind == "tool_in_doubt" or (
             kind in ("tool_failed", "model_failed") and not body.get("final", True)
         ):
@@ -130,6 +133,8 @@ def failures_are_followed_by_the_rules(history: History) -> Iterator[str]:
             tool = tools.get(call)
             attempts = history.lane.scenario.policy.model_attempts
             allowed = attempts - 1 if tool is None else RETRIES.get(tool, 0)
+            if body.get("effect") == "done":
+                yield f"seq {seq} is to try {call} again, which has had its effect"
             if failed[call] > allowed:
                 yield f"seq {seq} is to try {call} again, for the {failed[call]}th time of {allowed}"
         elif (

@@ -233,7 +233,7 @@ async def shared(run: Run, value: Any) -> Any:
     counts = await run.gather(
         branch("a", look, "key"), branch("b", ship, "to"), run.wait_for("go", timeout=0.02), run.sleep(0.05)
     )
-    return [seen, counts, await run.step(fetch, ",".join(seen))]
+    return [seen, counts, await run.step(fetch, ",".join(seen)), run.now(), run.uuid()]
 
 
 SHARED = Scenario(name="shared", program=shared, reply=go)
@@ -301,6 +301,8 @@ def broken(what: str) -> None:
 
 
 wobble = idempotent("wobble", broken, retries=2)
+# What it returns cannot be recorded: it has run, and is not tried again.
+blob = idempotent("blob", lambda name: {name: object()}, retries=1)
 
 
 @program
@@ -311,7 +313,9 @@ async def stubborn(run: Run, value: Any) -> Any:
         except ModelError as error:
             return f"{error.kind}: {error.message}"
 
-    got = await run.gather(asks(), tried(run, wobble, what="luck"), run.sleep(0.4))
+    got = await run.gather(
+        asks(), tried(run, wobble, what="luck"), tried(run, blob, name="x"), run.sleep(0.4)
+    )
     await run.step(broken, "end")
     return got
 
