@@ -329,9 +329,11 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(coroutine)
-    coroutine.close()
-    raise UsageError("an event loop is running in this thread: await the method without '_sync' instead")
+        pass
+    else:
+        coroutine.close()
+        raise UsageError("an event loop is running in this thread: await the method without '_sync' instead")
+    return asyncio.run(coroutine)
 
 
 def _check(name: Any, max_steps: int, output_retries: int, in_doubt: str) -> None:

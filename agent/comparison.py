@@ -49,7 +49,7 @@ class Compared(Struct, frozen=True, kw_only=True):
 
     def lines(self) -> Iterator[str]:
         """For a terminal."""
-        yield f"{visible(self.title)}: {'nothing differs' if self.same else 'differs'}"
+        yield f"{visible(self.title)}: {'nothing differs' if self.same else 'they differ'}"
         yield from (f"  {row}" for row in self.rows)
         for difference in self.differences:
             yield from (f"  {visible(text)}" for text in difference.lines())

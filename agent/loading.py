@@ -130,7 +130,8 @@ def _imported(name: str) -> ModuleType:
 
 def _failed(name: str, error: BaseException) -> UsageError:
     said = f"{type(error).__name__}: {error}".strip().rstrip(":")
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
+    importers = ("<frozen", importlib.__file__)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(importers)]
     # The first frame is ours; without another one the module itself could not be compiled.
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if len(frames) > 1 else ""
     return UsageError(f"importing {name!r} failed: {said}{where}; --debug shows all of it")

@@ -15,7 +15,7 @@ from ..journal.reading import read_events
 from ..replay import events as ev
 from ..replay.runner import RunResult
 from ..replay.status import OpenCall, RunState, ThreadStatus
-from ..replay.text import beginning, moment, one_line, visible
+from ..replay.text import beginning, counted, moment, one_line, visible
 from ..replay.timeline import standing
 from ..replay.usage import Totals
 from .conversation import Conversation
@@ -112,9 +112,8 @@ def result_record(result: RunResult) -> dict[str, Any]:
 def result_lines(result: RunResult) -> Iterator[str]:
     """How a run that did not finish, or did, stands; its output apart."""
     used = result.usage
-    why = f": {one_line(result.reason)}" if result.reason else ""
     yield (
-        f"run {result.run_id} of thread {visible(result.thread)} is {result.status}{why} "
+        f"run {result.run_id} of thread {visible(result.thread)} is {_stands(result)} "
         f"({_responses(used)}, {_tokens(used)})"
     )
     for call in result.pending:
@@ -141,27 +140,34 @@ def call_line(call: OpenCall) -> str:
 def _run_lines(run: RunState) -> Iterator[str]:
     used = run.usage
     cost = f", ${used.cost_micro / 1e6:.4f}" if used.cost_micro else ""
-    why = f": {one_line(run.reason)}" if run.reason else ""
     yield ""
-    yield f"run {run.run} of {visible(run.program)}: {run.status}{why}"
+    yield f"run {run.run} of {visible(run.program)}: {_stands(run)}"
+    tenures = counted(run.tenures, "tenure", "tenures")
+    calls = counted(run.tools, "tool call", "tool calls")
     yield (
-        f"  seq {run.first_seq} to {run.last_seq}, {run.tenures} tenures, {_responses(used)}, "
-        f"{run.tools} tool calls, {_tokens(used)}{cost}"
+        f"  seq {run.first_seq} to {run.last_seq}, {tenures}, {_responses(used)}, {calls}, {_tokens(used)}{cost}"
     )
     for call in run.open.values():
         yield f"  {call_line(call)}"
 
 
+def _stands(run: RunState | RunResult) -> str:
+    """Its status, and why if that says more."""
+    return f"{run.status}: {one_line(run.reason)}" if run.reason not in ("", run.status) else run.status
+
+
 def _responses(used: Totals) -> str:
-    more = f" and {used.unusable} unusable answers" if used.unusable else ""
-    return f"{used.responses} responses{more}"
+    unusable = counted(used.unusable, "unusable answer", "unusable answers")
+    more = f" and {unusable}" if used.unusable else ""
+    return f"{counted(used.responses, 'response', 'responses')}{more}"
 
 
 def _tokens(used: Totals) -> str:
     answers = used.responses + used.unusable
     if used.unknown_usage == answers:
         return "tokens unknown"
-    more = f" and {used.unknown_usage} answers unknown" if used.unknown_usage else ""
+    unknown = counted(used.unknown_usage, "answer", "answers")
+    more = f" and {unknown} unknown" if used.unknown_usage else ""
     return f"{used.input_tokens}+{used.output_tokens} tokens{more}"
 
 

@@ -76,7 +76,7 @@ class WhatIf(Struct, frozen=True, kw_only=True):
         if self.before is None or self.after is None:
             yield f"{visible(self.thread)}: all events match; nothing would change, and nothing was called"
             return
-        yield f"{visible(self.thread)}: parts at seq {self.seq}; the other future is {visible(self.fork)}"
+        yield f"{visible(self.thread)}: another future from seq {self.seq} on, in the new thread {visible(self.fork)}"
         for each in self.why:
             yield f"  {visible(each)}"
         for name in Ending.__struct_fields__:

@@ -75,7 +75,9 @@ class Given(Struct, frozen=True, kw_only=True):
         elif self.held:
             yield f"{first}sent{about}: {said}; the worker that holds the thread takes it"
         else:
-            yield f"{first}sent{about}: {said}; the next 'refold resume' or run of the thread takes it"
+            # A process that waits for people holds no lease, so nothing tells whether there is one.
+            waits = "" if isinstance(content, Resolution) else "a process that waits for it, or "
+            yield f"{first}sent{about}: {said}; {waits}the next 'refold resume' or run of the thread takes it"
         if self.later and not self.taken:
             yield (
                 "its worker may still be alive and at it: this is taken when the call's time-out is over; "
@@ -191,13 +193,14 @@ def approve(
     info, status = _look(journal, thread)
     content = Approval(call=call, approved=approved, by=codec.clean_text(by), note=codec.clean_text(note))
     found = status.open_call(call)
+    run = status.run(call.partition("/")[0])
     why = None
-    if found is None:
-        why = f"call {call!r} is not open"
-    elif found.status != "waits for approval":
+    if found is not None and found.status != "waits for approval":
         why = f"call {call!r} ({found.name}) does not wait for approval, it is {found.status}"
-    elif _ended(status, call):
+    elif run is not None and run.ended:
         why = f"the run of call {call!r} has ended"
+    elif found is None:
+        why = f"call {call!r} is not open"
     return _answer(journal, info, status, approval_key(call), content, call, why)
 
 
@@ -301,11 +304,6 @@ def _look(journal: Journal, thread: str) -> tuple[ThreadInfo, ThreadStatus]:
     check_journal(journal)
     info = journal.info(thread)
     return info, fold(thread, read_events(journal, thread, upto=info.head, page=1000))
-
-
-def _ended(status: ThreadStatus, call: str) -> bool:
-    run = status.run(call.partition("/")[0])
-    return run is None or run.ended
 
 
 def _no_doubt(info: ThreadInfo, found: OpenCall | None, call: str, attempt: int) -> str | None:

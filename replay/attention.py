@@ -10,11 +10,11 @@ from msgspec import Struct
 from ..journal.envelope import Event
 from ..journal.errors import Corrupt
 from ..journal.journal import Journal, check_journal
-from ..journal.store import ThreadInfo, ThreadState
+from ..journal.store import Message, ThreadInfo, ThreadState
 from . import events as ev
 from .errors import UnknownEvent
-from .inbox import INPUT
-from .text import moment, quoted, visible
+from .inbox import Approval, Content, Input, Resolution, Signal, decode_message
+from .text import counted, moment, quoted, visible
 from .timeline import standing
 
 LAST_EVENTS = 20
@@ -35,7 +35,7 @@ class Attention(Struct, frozen=True):
 
 
 def explain(
-    info: ThreadInfo, last: Sequence[Event], inputs: int = 0, models: Collection[str] = ()
+    info: ThreadInfo, last: Sequence[Event], messages: Sequence[Message] = (), models: Collection[str] = ()
 ) -> Attention:
     """
     Why the thread of *info* needs somebody; no reason if it does not.
@@ -43,21 +43,24 @@ def explain(
     Args:
         info: Its row.
         last: Its newest events, up to `LAST_EVENTS` of them.
-        inputs: How many inputs wait to become runs of a thread at rest.
+        messages: What waits in its inbox.
         models: Which of the calls that it is parked for are a model's: nobody else can say what a model has answered.
     """
     try:
         bodies = [ev.decode_event(event) for event in last]
+        mail = [decode_message(message) for message in messages]
     except (UnknownEvent, Corrupt) as error:
         return Attention(str(error), _command("show", info, options=["--last", str(LAST_EVENTS)]))
     resume = _command("resume", info, options=["--agent", "MODULE:ATTRIBUTE"])
     match info.state:
         case ThreadState.PARKED:
-            return _parked(info, bodies, resume, models)
+            return _parked(info, bodies, resume, models, _answers(mail))
         case ThreadState.WAITING:
-            return _waiting(info, bodies, resume)
-        case _ if inputs:
-            return Attention(f"{inputs} inputs have come since and wait to become runs", resume)
+            return _waiting(info, bodies, resume, _answers(mail))
+        case _ if info.state in _AT_REST and (inputs := sum(isinstance(each, Input) for each in mail)):
+            one = "input has come since and waits to become a run"
+            many = "inputs have come since and wait to become runs"
+            return Attention(counted(inputs, one, many), resume)
         case ThreadState.FAILED:
             failed = next((b for b in reversed(bodies) if isinstance(b, ev.RunFailed)), None)
             why = f"{failed.error.type}: {failed.error.message}" if failed else "its run failed"
@@ -138,10 +141,9 @@ def read_page(
 def _look(journal: Journal, info: ThreadInfo) -> Attention:
     after = max(0, info.head - LAST_EVENTS)
     last = journal.read(info.thread, after=after, upto=info.head, limit=LAST_EVENTS)
-    at_rest = info.state in _AT_REST and info.inbox_waiting
-    inputs = sum(each.kind == INPUT for each in journal.inbox(info.thread)) if at_rest else 0
+    messages = journal.inbox(info.thread) if info.inbox_waiting else ()
     models = _model_calls(journal, info, last) if info.state is ThreadState.PARKED else ()
-    return explain(info, last, inputs, models)
+    return explain(info, last, messages, models)
 
 
 def _model_calls(journal: Journal, info: ThreadInfo, last: Sequence[Event]) -> set[str]:
@@ -160,50 +162,82 @@ def _model_calls(journal: Journal, info: ThreadInfo, last: Sequence[Event]) -> s
     return found
 
 
+def _answers(mail: Sequence[Content | None]) -> list[Content | None]:
+    """What an unfinished run may take; an input is for the run after it."""
+    return [content for content in mail if not isinstance(content, Input)]
+
+
+def _answered(answers: Sequence[Content | None]) -> set[str]:
+    """The calls, and the names of signals, about which nobody need say anything more."""
+    calls = {content.call for content in answers if isinstance(content, Approval | Resolution)}
+    return calls | {content.name for content in answers if isinstance(content, Signal)}
+
+
+def _attention(
+    answers: Sequence[Content | None], needs: Sequence[tuple[str, str]], resume: str, otherwise: Attention
+) -> Attention:
+    """What has come and what is needed besides: an answer about one call hides no other."""
+    one, many = "message has come and waits to be taken", "messages have come and wait to be taken"
+    come = [(counted(len(answers), one, many), resume)] if answers else []
+    told = [*come, *needs]
+    if not told:
+        return otherwise
+    remedies = dict.fromkeys(remedy for _, remedy in told if remedy)
+    return Attention("; ".join(reason for reason, _ in told if reason), "; ".join(remedies))
+
+
 def _parked(
-    info: ThreadInfo, bodies: Sequence[ev.EventBody], resume: str, models: Collection[str]
+    info: ThreadInfo,
+    bodies: Sequence[ev.EventBody],
+    resume: str,
+    models: Collection[str],
+    answers: Sequence[Content | None],
 ) -> Attention:
     parked = next((body for body in reversed(bodies) if isinstance(body, ev.RunParked)), None)
-    if info.inbox_waiting:
-        return Attention(f"{info.inbox_waiting} answers have come and wait to be taken", resume)
-    if parked is None:
-        return Attention("parked", _command("state", info))
-    how = "--did-not-happen | --failed TEXT"
-    calls = [
-        f"{_command('resolve', info, call)} ({how if call in models else f'--result JSON | {how}'})"
-        for call in parked.calls
-    ]
-    return Attention(parked.reason, "; ".join(calls) or resume)
+    needs = []
+    if parked is not None:
+        how = "--did-not-happen | --failed TEXT"
+        calls = [call for call in parked.calls if call not in _answered(answers)]
+        ways = [
+            f"{_command('resolve', info, call)} ({how if call in models else f'--result JSON | {how}'})"
+            for call in calls
+        ]
+        if parked.poisoned:
+            resume = f"{resume} --release"
+        if ways or not parked.calls:
+            needs = [(parked.reason, "; ".join(ways) or resume)]
+    return _attention(answers, needs, resume, Attention("parked", _command("state", info)))
 
 
-def _waiting(info: ThreadInfo, bodies: Sequence[ev.EventBody], resume: str) -> Attention:
-    if info.inbox_waiting:
-        return Attention(f"{info.inbox_waiting} messages have come and wait to be taken", resume)
+def _waiting(
+    info: ThreadInfo, bodies: Sequence[ev.EventBody], resume: str, answers: Sequence[Content | None]
+) -> Attention:
     # Outcomes may follow: what ran then had some time to come to its end.
     tenure = next((b for b in reversed(bodies) if isinstance(b, _TENURE)), None)
+    otherwise = Attention("waiting", _command("state", info))
     if isinstance(tenure, ev.RunReleased) and tenure.reason != "waiting":
-        return Attention(f"its worker left in good order: {tenure.reason}", resume)
+        left = [(f"its worker left in good order: {tenure.reason}", resume)]
+        return _attention(answers, left, resume, otherwise)
     open_calls: dict[str, ev.EventBody] = {}
     for body in bodies:
         call = getattr(body, "call", "")
         open_calls.pop(call, None)
         if isinstance(body, ev.ApprovalRequested | ev.WaitStarted | ev.TimerSet):
             open_calls[call] = body
-    reasons: list[str] = []
-    remedies: list[str] = []
+    needs: list[tuple[str, str]] = []
+    answered = _answered(answers)
     for call, body in open_calls.items():
         match body:
-            case ev.ApprovalRequested():
-                reasons.append(f"{call} ({body.tool}) waits for approval")
-                remedies.append(_command("approve", info, call))
-            case ev.WaitStarted():
-                reasons.append(f"{call} waits for the signal {body.name!r}")
-                remedies.append(_command("send", info, options=["--signal", body.name]))
-            case _:
-                reasons.append(f"{call} sleeps")
+            case ev.ApprovalRequested() if call not in answered:
+                needs.append((f"{call} ({body.tool}) waits for approval", _command("approve", info, call)))
+            case ev.WaitStarted() if body.name not in answered:
+                send = _command("send", info, options=["--signal", body.name])
+                needs.append((f"{call} waits for the signal {body.name!r}", send))
+            case ev.TimerSet():
+                needs.append((f"{call} sleeps", ""))
     if info.wake_at_us is not None:
-        remedies.append(f"{resume} when its time has come")
-    return Attention("; ".join(reasons) or "waiting", "; ".join(remedies) or _command("state", info))
+        needs.append(("", f"{resume} when its time has come"))
+    return _attention(answers, needs, resume, otherwise)
 
 
 def _command(name: str, info: ThreadInfo, *rest: str, options: Sequence[str] = ()) -> str:

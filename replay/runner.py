@@ -403,14 +403,16 @@ class Runner:
             return same_input
         raise RunUnfinished(
             f"thread {self._thread!r} holds the unfinished run {unfinished.run!r} ({unfinished.status}) with another "
-            f"{'key' if key is not None else 'input'}; resume it first, or give it up with supersede=True"
+            f"{'key' if key is not None else 'input'}; resume it first, or give it up with supersede=True "
+            "('refold run --supersede')"
         )
 
     def _result(self, status: ThreadStatus, run: RunState) -> RunResult:
         if run.status == "failed":
             error = run.error or ev.Failure("Error", "")
+            stays = f" (key {run.key!r} stays with it; another key begins a new run)" if run.key else ""
             raise RunFailed(
-                f"thread {self._thread!r}: run {run.run!r} failed: {error.type}: {error.message}",
+                f"thread {self._thread!r}: run {run.run!r} failed{stays}: {error.type}: {error.message}",
                 error_type=error.type,
             )
         assert run.status != "running"

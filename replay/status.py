@@ -294,10 +294,11 @@ def _apply(thread: ThreadStatus, run: RunState, seq: int, body: ev.EventBody) ->
             run.status, run.error, run.reason = "failed", body.error, body.error.message
         case ev.RunCancelled():
             run.status, run.reason = "cancelled", body.reason
-            for call in calls.values():
-                if call.status in ("started", "in doubt"):
-                    call.status = "in doubt"
-                    _told(thread, call, "unknown")
+            # What had not begun, or is between two attempts, is over with its run: there is no doubt of it.
+            run.open = {key: call for key, call in calls.items() if call.status in ("started", "in doubt")}
+            for call in run.open.values():
+                call.status = "in doubt"
+                _told(thread, call, "unknown")
         case ev.Patched():
             run.patches.append(body.id)
         case ev.DivergenceAccepted():

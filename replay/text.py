@@ -126,6 +126,11 @@ def moment(at_us: int) -> str:
         return str(at_us)
 
 
+def counted(count: int, one: str, many: str) -> str:
+    """How many of something: `counted(2, "tenure", "tenures")` is "2 tenures"."""
+    return f"{count} {one if count == 1 else many}"
+
+
 def duration(us: int | None) -> str:
     """How long, in the unit that fits; empty for None."""
     if us is None:

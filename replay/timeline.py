@@ -14,7 +14,7 @@ from ..journal.store import ThreadInfo
 from . import events as ev
 from .errors import UnknownEvent
 from .ports import Usage
-from .text import beginning, duration, moment, one_line, size, visible, visible_json
+from .text import beginning, counted, duration, moment, one_line, size, visible, visible_json
 
 SUMMARY_CHARACTERS = 160
 
@@ -288,7 +288,7 @@ def line(row: Row) -> str:
 
 def standing(info: ThreadInfo) -> str:
     """Who holds a thread and what waits for it, in words."""
-    waits = f", {info.inbox_waiting} messages wait" if info.inbox_waiting else ""
+    waits = f", {counted(info.inbox_waiting, 'message waits', 'messages wait')}" if info.inbox_waiting else ""
     left_s = info.lease_remaining_s
     if info.sealed:
         return f"sealed{waits}"

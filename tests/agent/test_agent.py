@@ -239,6 +239,47 @@ async def test_superseding_closes_what_is_open_and_a_later_resolution_reaches_th
     check(agent, journal, "t")
 
 
+async def test_of_a_cancelled_run_only_what_had_begun_is_pending(journal: Journal) -> None:
+    """Nobody can approve a call of a run that is over."""
+
+    @tool(timeout_s=0.01)
+    async def wire(amount: int) -> str:
+        """Wire money."""
+        await asyncio.Event().wait()
+        return "never"
+
+    @tool(approval=True)
+    def publish(order: int) -> str:
+        """Publish an order."""
+        return "published"
+
+    model = ScriptedModel([[call("wire", amount=5), call("publish", order=7)]])
+    agent = Agent("support", model=model, tools=[wire, publish])
+    before = await agent.run("go", journal=journal, thread="t", wait=False)
+    assert {each.name for each in before.pending} == {"wire", "publish"}
+
+    refold.answers.cancel(journal, "t")
+    after = await agent.resume(journal=journal, thread="t")
+
+    assert after.status == "cancelled"
+    assert [(each.name, each.status) for each in after.pending] == [("wire", "in doubt")]
+    refold.answers.resolve(journal, "t", after.pending[0].call, result=b'"wired"')
+    with pytest.raises(refold.NotPending, match="has ended"):
+        refold.answers.approve(
+            journal, "t", next(each.call for each in before.pending if each.name == "publish")
+        )
+
+
+def test_an_error_of_a_blocking_call_is_told_without_another_one_before_it(journal: Journal) -> None:
+    """A traceback that begins with "no running event loop" is read as the cause."""
+    agent = Agent("support", model=ScriptedModel([]), tools=[])
+
+    with pytest.raises(refold.RunFailed) as failed:
+        agent.run_sync("go", journal=journal, thread="t")
+
+    assert failed.value.__context__ is None
+
+
 async def test_the_step_limit_ends_a_run_cleanly(journal: Journal) -> None:
     model = ScriptedModel(lambda request: call("lookup", order=len(request["messages"])))
     agent = Agent("support", model=model, tools=[lookup], max_steps=3)

@@ -113,7 +113,7 @@ def test_a_thread_id_that_cannot_be_one_is_wrong_use(
         ("bots:nobody", "it offers: agent,"),
         ("bots:number", "an int, neither an Agent nor a program"),
         ("broken:agent", "ZeroDivisionError: division by zero"),
-        ("unfinished:agent", "SyntaxError"),
+        ("unfinished:agent", "(unfinished.py, line 1); --debug"),
         ("lacking:agent", "No module named 'no_such_dependency'"),
         ("leaving:agent", "SystemExit: 3"),
         ("odd:agent", "tool 'pay'"),

@@ -340,7 +340,7 @@ def test_attention_tells_why_and_what_to_do(refold: Refold, scribe: Scribe, jour
     assert "refold send --signal 'it'\"'\"'s' -- -waits" in rows["-waits"]["remedy"]
     assert rows["left"]["reason"] == "its worker left in good order: SIGTERM"
     assert rows["left later"]["reason"] == "its worker left in good order: SIGINT"
-    assert rows["asked again"]["reason"] == "1 inputs have come since and wait to become runs"
+    assert rows["asked again"]["reason"] == "1 input has come since and waits to become a run"
     assert rows["asked again"]["remedy"] == "refold resume 'asked again' --agent MODULE:ATTRIBUTE"
     assert "left a signal" not in rows
     assert len(documents(refold("threads", "--attention", "--json", "--limit", "3"))) == 3
@@ -349,6 +349,53 @@ def test_attention_tells_why_and_what_to_do(refold: Refold, scribe: Scribe, jour
     assert refold("send", "--signal", "it's", "--", "-waits").exit_code == 0
     rows = {row["thread"]: row for row in documents(refold("threads", "--attention", "--json"))}
     assert rows["-waits"]["reason"] == "2 messages have come and wait to be taken"
+
+
+def test_what_has_come_for_a_thread_hides_nothing_that_it_still_needs(
+    refold: Refold, scribe: Scribe, journal: Journal
+) -> None:
+    """An input is for the next run, and an answer is about one call: a resume by itself would help neither thread."""
+    none = Raw(b"{}")
+    for name in ("queued", "mixed"):
+        scribe.write(
+            name,
+            started(),
+            ev.ApprovalRequested(at=1, call="r1/1.1", tool="pay", args=none),
+            ev.ApprovalRequested(at=1, call="r1/1.2", tool="ship", args=none),
+            ev.RunReleased(at=1, run="r1", reason="waiting"),
+            state=ThreadState.WAITING,
+        )
+    scribe.write(
+        "parked",
+        started(),
+        ev.ToolStarted(at=1, call="r1/1", tool="pay", args=none, key="k"),
+        ev.ToolStarted(at=1, call="r1/2", tool="pay", args=none, key="l"),
+        ev.RunParked(at=1, run="r1", reason="the outcome of pay, pay is unknown", calls=["r1/1", "r1/2"]),
+        state=ThreadState.PARKED,
+    )
+    scribe.write(
+        "poisoned",
+        started(),
+        ev.RunParked(at=1, run="r1", reason="its last 5 workers died", poisoned=True),
+        state=ThreadState.PARKED,
+    )
+    for name in ("queued", "parked", "poisoned"):
+        answers.submit(journal, name, b'"more"')
+    answers.approve(journal, "mixed", "r1/1.1")
+    answers.resolve(journal, "parked", "r1/1", failed="no")
+
+    rows = {row["thread"]: row for row in documents(refold("threads", "--attention", "--json"))}
+
+    assert rows["queued"]["reason"] == "r1/1.1 (pay) waits for approval; r1/1.2 (ship) waits for approval"
+    assert rows["queued"]["remedy"] == "refold approve queued r1/1.1; refold approve queued r1/1.2"
+    come = "1 message has come and waits to be taken; "
+    assert rows["mixed"]["reason"] == f"{come}r1/1.2 (ship) waits for approval"
+    resume = "refold resume mixed --agent MODULE:ATTRIBUTE"
+    assert rows["mixed"]["remedy"] == f"{resume}; refold approve mixed r1/1.2"
+    assert rows["parked"]["reason"] == f"{come}the outcome of pay, pay is unknown"
+    assert "refold resolve parked r1/2 (" in rows["parked"]["remedy"]
+    assert "refold resolve parked r1/1 (" not in rows["parked"]["remedy"]
+    assert rows["poisoned"]["remedy"] == "refold resume poisoned --agent MODULE:ATTRIBUTE --release"
 
 
 def test_a_parked_model_call_is_told_what_can_be_said_of_it_and_that_is_taken(

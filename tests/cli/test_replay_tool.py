@@ -123,7 +123,7 @@ def test_a_fork_is_resumed_and_compared(recorded: Refold, journal: Journal) -> N
 def test_the_state_of_two_moments_is_compared(recorded: Refold) -> None:
     told = recorded("diff", "a", "--at", "2", "--to", "5").stdout
 
-    assert told.startswith("a at seq 2 and at seq 5: differs\n")
+    assert told.startswith("a at seq 2 and at seq 5: they differ\n")
     assert "model_responded" in told
     assert "message 2 (assistant): is new" in told
     assert documents(recorded("diff", "a", "--at", "5", "--to", "5", "--json"))[0]["same"] is True
@@ -178,7 +178,7 @@ def test_what_if_is_told_and_its_thread_kept(recorded: Refold, journal: Journal)
     result = recorded("replay", "a", *OTHER, "--live", "--calls", "3")
 
     assert result.exit_code == 0
-    assert result.stdout.startswith("a: parts at seq 3; the other future is a~2\n")
+    assert result.stdout.startswith("a: another future from seq 3 on, in the new thread a~2\n")
     assert "status: finished  ->  failed" in result.stdout
     assert "3 model calls were made" in result.stdout
     assert journal.info("a~2").state == "failed"

@@ -213,6 +213,16 @@ def test_a_failed_run_has_exit_code_1_and_its_error(refold: Refold) -> None:
     }
 
 
+def test_a_failure_that_a_key_keeps_says_so(refold: Refold) -> None:
+    """The same command would return the same failure for ever, whatever has been mended since."""
+    for _ in range(2):
+        failed = refold("run", "bots:failing", "no", "--thread", "t", "--key", "mail-1")
+        assert failed.stderr.splitlines()[-1] == (
+            "refold: thread 't': run 'r1' failed (key 'mail-1' stays with it; another key begins a new run): "
+            "ValueError: no"
+        )
+
+
 def test_another_agent_cannot_resume_a_thread(refold: Refold) -> None:
     assert refold("run", "bots:waiter", "go", "--thread", "t", "--no-wait").exit_code == 0
 
