@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..journal.errors import RefoldError, UsageError
-from .ports import Usage, is_usage
+
+if TYPE_CHECKING:
+    from .ports import Usage
 
 Effect = Literal["none", "unknown", "done"]
 """What is known about the outside effect of a failed call: nothing happened, it may have, it did."""
@@ -138,6 +140,9 @@ class ModelError(OutcomeError):
         retry_after_s: float | None = None,
         usage: Usage | None = None,
     ) -> None:
+        # Here, so that the command line shows help and errors without loading msgspec.
+        from .ports import is_usage
+
         super().__init__(message)
         if kind not in get_args(ModelErrorKind):
             raise UsageError(f"the kind of a ModelError is one of {get_args(ModelErrorKind)}, not {kind!r}")
