@@ -113,7 +113,8 @@ def refusal(sqlstate: str | None, text: str, *, sent: bool = True, worked: bool 
         return StoreUnavailable(f"PostgreSQL cannot do this now ({text}); nothing was written, try again")
     if found is Verdict.CONTENDED:
         return StoreUnavailable(
-            f"another transaction holds the thread's row ({text}); nothing was written, try again",
+            f"the server broke the call off, as it does while another transaction holds the thread's row ({text}); "
+            "nothing was written, try again",
             contended=True,
         )
     if sqlstate is None:
