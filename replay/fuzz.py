@@ -20,6 +20,7 @@ from ..journal.errors import MissingExtra, UsageError
 from .collecting import seldom_collected
 from .fuzz_checks import WORLD, Broken, compare, foreign_ways
 from .fuzz_places import FAULTS, MOST, Course, Schedule, Scheduled, at_stake_of, known_faults
+from .fuzz_reasons import addresses
 from .fuzz_screen import screen
 from .fuzz_trial import AgentLike, Options, Played, Trial
 from .odometer import Placement
@@ -246,7 +247,7 @@ def _uninterrupted(trial: Trial, kinds: frozenset[str], *, watch: bool) -> Playe
         _complain(trial, again, broken)
     return structs.replace(
         quiet,
-        taken=list(dict.fromkeys([*quiet.taken, *again.taken])),
+        taken=list(dict.fromkeys([*quiet.taken, *again.taken, *addresses(quiet.story)])),
         done=list(dict.fromkeys([*quiet.done, *again.done])),
     )
 

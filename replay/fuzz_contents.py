@@ -132,9 +132,14 @@ def put_back(held: Any, contents: Any) -> None:
         held.reset_mock()
     elif isinstance(contents, _Named):
         _put_back_attributes(held, contents)
-    elif isinstance(held, dict | set):
+    elif isinstance(held, dict):
         held.clear()
         held.update(contents)
+    elif isinstance(held, set):
+        # One that has not changed keeps its order.
+        if [*map(id, held)] != [*map(id, contents)]:
+            held.clear()
+            held.update(contents)
     elif isinstance(held, deque):
         held.clear()
         held.extend(contents)

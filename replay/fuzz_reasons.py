@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from .simulation import Deed
 from .text import one_line
 
 SHOWN = 240
+_ADDRESS = re.compile(rb"<[^\\\"]{1,150}? at 0x[0-9a-f]{6,}>")
 NOTHING = object()
 """Stands for what is not there."""
 
@@ -39,6 +41,26 @@ def _encoded(holder: Happened | Deed) -> bytes | None:
         return codec.encode(holder.value, what="a result")
     except RefoldError:
         return None
+
+
+def addresses(story: Story) -> Iterator[str]:
+    """Where an object that has no text of its own is shown by its address, which is another in each process."""
+    asked = [(f"what {tell(deed)} was asked", _asked(deed)) for deed in story.ledger]
+    for where, shown in (*asked, ("what the run came to", json.dumps(story.outcome).encode())):
+        if found := _ADDRESS.search(shown):
+            yield f"the address of an object in {where}: {found[0].decode()}"
+            return
+
+
+def _asked(deed: Deed) -> bytes:
+    """Of a request what the program has written itself."""
+    if deed.kind != "model":
+        return deed.args
+    return b" ".join(
+        codec.encode(message, what="a message")
+        for message in codec.decode(deed.args)
+        if message.get("role") in ("system", "developer", "user")
+    )
 
 
 def answered_otherwise(quiet: Story, story: Story) -> Iterator[str]:

@@ -60,14 +60,15 @@ def screen(trial: Trial, played: Played, broken: list[Broken]) -> str:
 def _broken(broken: Broken) -> list[str]:
     lines = [f"  broken    {broken.promise}{f': {broken.where}' if broken.where else ''}"]
     if broken.expected or broken.found:
-        lines += [f"  expected  {broken.expected}", f"  found     {broken.found}"]
+        lines += [*_wrapped(broken.expected, "  expected  "), *_wrapped(broken.found, "  found     ")]
     for why in broken.why[:WHY_MAX]:
         lines += _wrapped(why)
     return lines
 
 
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(visible(text), LINE, initial_indent=" " * 12, subsequent_indent=" " * 14)
+def _wrapped(text: str, before: str = " " * 12) -> list[str]:
+    lines = textwrap.wrap(visible(text), LINE, initial_indent=before, subsequent_indent=" " * 14)
+    return lines or [before]
 
 
 def _event(played: Played, seq: int) -> str:

@@ -234,6 +234,7 @@ def test_a_tool_wrongly_declared_repeatable_is_found() -> None:
     assert "between seq 8 (tool_started) and seq 9 (run_resumed)" in text
     assert f"play_schedule(support, 'Refund order 17', {broken.faults!r}, world=...)" in text
     assert len(text.splitlines()) <= 45
+    assert max(map(len, text.splitlines())) <= 120
 
 
 def test_an_effect_outside_of_any_tool_is_found() -> None:

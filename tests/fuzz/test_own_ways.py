@@ -110,6 +110,22 @@ def test_a_clock_that_was_read_once_for_all_histories_is_told() -> None:
     assert "time.time in began, test_own_ways.py:" in text_of(doing(lambda run: began()))
 
 
+def test_an_object_that_is_shown_by_its_address_is_told() -> None:
+    @tool(read_only=True)
+    def describe(what: str) -> str:
+        """Tools may: what they return is recorded."""
+        return f"{what}: {object()}"[:9]
+
+    def agent(shown: object) -> Agent:
+        script = ScriptedModel([call("describe", what="a room"), "ok"])
+        return Agent("shows", model=script, tools=[describe], instructions=lambda run: f"Use {shown}.")
+
+    text = " ".join(text_of(agent(agent), "Go").split())
+
+    assert "the address of an object in what model r1/1 was asked: <function test_an_object_" in text
+    every_crash_point(agent("<a thing at 0xyz>"), "Go", world=shop)
+
+
 def test_calls_made_in_the_order_of_a_set_are_told() -> None:
     names = {"a", "b"}
 
@@ -166,7 +182,7 @@ def test_what_it_does_by_itself_is_told_though_no_world_shows_it(tmp_path: Path)
         forks_off: "a new thread",
         loops: "an event loop",
     }
-    text = text_of(doing(*named))
+    text = " ".join(text_of(doing(*named)).split())
     for act, what in named.items():
         assert f"{what} in {act.__name__}, test_own_ways.py:" in text
     assert "'runs' acts by itself" in text
@@ -343,10 +359,9 @@ def added(run: Run) -> str:
 @pytest.mark.parametrize("instructions", [joined, shown, added])
 def test_a_prompt_in_the_order_of_a_set_is_found(instructions: Any) -> None:
     agent = Agent("tags", model=ScriptedModel(["ok"]), instructions=instructions)
-    before = [*TAGS]
 
     assert "Replayed with TAGS in another order" in text_of(agent, "Go")
-    assert [*TAGS] == before
+    assert {f"tag {number}" for number in range(5)} == TAGS
 
 
 def test_what_a_process_may_remember_is_fine() -> None:
