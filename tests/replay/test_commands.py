@@ -87,11 +87,17 @@ async def test_a_bare_command_in_a_gather_is_recorded_as_in_a_coroutine_of_its_o
     assert steps(journal, "bare") == steps(journal, "whole")
 
 
-async def test_a_gather_of_bare_commands_waits_for_all_and_raises_the_lowest_error(journal: Journal) -> None:
+async def test_a_gather_waits_for_all_and_raises_the_error_of_the_lowest_path(journal: Journal) -> None:
+    """Whichever comes first in time."""
+
     @program
     async def failing(run: Run) -> str:
+        async def later() -> int:
+            await run.sleep(0.01)
+            return await run.step(number, -2)
+
         try:
-            await run.gather(run.step(number, 1), run.step(number, -2), run.step(number, -3))
+            await run.gather(run.step(number, 1), later(), run.step(number, -3))
         except refold.StepError as error:
             return str(error)
         return ""

@@ -244,6 +244,18 @@ async def test_time_randomness_and_ids_are_the_same_on_replay(journal: Journal) 
     assert seen[0] == seen[1]
 
 
+async def test_no_two_runs_draw_the_same_whatever_thread_they_are_of(journal: Journal) -> None:
+    @program
+    async def draws(run: Run, number: int) -> list[str]:
+        return [str(run.random.random()), str(run.uuid())]
+
+    drawn: list[str] = []
+    for thread, number in (("t", 1), ("t", 2), ("u", 1)):
+        drawn += (await refold.run(draws, number, journal=journal, thread=thread)).output
+
+    assert len(set(drawn)) == 6
+
+
 async def test_steps_record_results_and_failures(journal: Journal) -> None:
     def divide(a: int, b: int) -> float:
         return a / b

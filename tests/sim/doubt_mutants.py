@@ -1,4 +1,4 @@
-"""Mutants of doubt: of what may still happen, of what failures are taken for, and of what people say."""
+"""Mutants of what may still happen, of what failures are taken for, of what people say, and of what clocks do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import structs
 from refold.journal.store import Message
-from refold.replay import matching, opening, recording
+from refold.replay import matching, opening, recording, session
 from refold.replay.commands import Call, Command, ModelCall, Phase, ToolCall
 from refold.replay.events import ToolFailed
 from refold.replay.holds import LATE_S, Holds
@@ -15,8 +15,9 @@ from refold.replay.inbox import Approval, Resolution, decode_message, encode_mes
 from refold.replay.interpreter import Interpreter
 from refold.replay.machine import Machine
 from refold.replay.recording import Completion
+from refold.replay.session import Session
 from sim.mutant import mutant
-from sim.scenarios import ACTING, ASKS, BRINK, DOUBTS, ERRAND, SHARED, STUBBORN, TOLD
+from sim.scenarios import ACTING, ASKS, BRINK, DOUBTS, ERRAND, SHARED, STUBBORN, TOLD, WAITS
 
 
 @mutant(opening, "_may_take_s", "unsafe_tools_act_once results_tell_the_truth", (BRINK, 1, "rival"))
@@ -146,3 +147,16 @@ def what_has_run_and_cannot_be_recorded_is_tried_again(tool_outcome: Any) -> Any
 def the_time_a_program_sees_is_not_that_of_the_record(reply: Any) -> Any:
     ticks = count()
     return lambda self, call, value, error, at: reply(self, call, value, error, at + next(ticks))
+
+
+@mutant(session, "beginning", "no_clock_of_a_worker_says_when", (WAITS, 1, "ahead"))
+def a_timer_is_set_by_the_clock_of_the_worker(beginning: Any) -> Any:
+    return lambda call, *, at, now_us: beginning(call, at=at, now_us=at)
+
+
+@mutant(Session, "_strike", "no_clock_of_a_worker_says_when", (STUBBORN, 0, ""))
+def what_failed_is_tried_again_at_the_next_alarm(strike: Any) -> Any:
+    def hasty(self: Session, call: Call, now: int) -> None:
+        strike(self, call, max(now, call.retry_at or 0) if call.phase is Phase.BACKOFF else now)
+
+    return hasty

@@ -18,6 +18,9 @@ OF_TOOLS = frozenset({"refuses", "fails", "raises", "hangs", "hangs early"})
 SLACK_US = 50_000
 """What appends take beside whatever is waited for."""
 
+FAR_US = 600_000_000
+"""Farther off than anything that a scenario waits for, or that holds an append up."""
+
 ASKS = STARTS | {"timer_set", "wait_started", "approval_requested"}
 """Events by which a call begins."""
 
@@ -200,6 +203,20 @@ def time_is_kept(history: History) -> Iterator[str]:
             # A worker's clock is behind the database's by what the answer to its acquire took.
             if fence == event.fence and body["at"] > at + LATENCY_US["store"] + 1_000:
                 yield f"{body['call']} struck {body['at'] - at} us late"
+
+
+def no_clock_of_a_worker_says_when(history: History) -> Iterator[str]:
+    """18. What a clock is to move is due by the database's, and nothing that failed is tried again before its time."""
+    again: dict[str, int] = {}
+    for seq, (event, body) in enumerate(zip(history.events, history.bodies, strict=True), 1):
+        kind, call = body["kind"], body.get("call", "")
+        due = body.get("retry_at") if kind in ("tool_failed", "model_failed") else body.get("due")
+        if kind != "run_started" and due is not None and abs(ahead_us := due - event.recorded_at) > FAR_US:
+            yield f"seq {seq} ({kind}) is due {ahead_us} us from the time when it was recorded"
+        if event.recorded_at < again.pop(call, 0):
+            yield f"seq {seq} ({kind}) comes before {call} was to be tried again"
+        if kind in ("tool_failed", "model_failed") and due is not None:
+            again[call] = due
 
 
 def deadlines_are_kept(history: History) -> Iterator[str]:
