@@ -222,6 +222,21 @@ async def test_a_sync_tool_that_finishes_after_its_time_out_tells_the_inbox_and_
     check(runs, journal)
 
 
+async def test_a_cancel_ends_the_run_that_it_names_and_no_later_one(journal: Journal) -> None:
+    @program
+    async def runs(run: Run, value: str) -> str:
+        await run.sleep(0.01)
+        return value
+
+    await refold.run(runs, "first", journal=journal, thread="t")
+    send(journal, Cancel("r1", reason="too late"), "c1")
+    result = await refold.run(runs, "second", journal=journal, thread="t")
+
+    assert (result.status, result.output) == ("finished", "second")
+    assert journal.inbox("t") == []
+    check(runs, journal)
+
+
 async def test_cancelling_records_what_returns_and_doubts_the_rest(journal: Journal) -> None:
     entered = asyncio.Event()
 
