@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import refold
+from died import died_at
 from refold import Journal, Run, program
 from refold.replay import rebuild
 from refold.replay.events import StepFailed, StepRecorded, decode_event
@@ -118,3 +119,26 @@ async def test_a_command_that_was_made_and_never_awaited_is_told_at_the_end(
         assert await recorded(forgetful, journal, "t") == "done"
 
     assert "never awaited" in caplog.text and "number" in caplog.text
+
+
+async def test_a_patch_changes_no_more_of_a_run_than_its_log_has_not_said_yet(journal: Journal) -> None:
+    @program
+    async def counts(run: Run) -> list[int]:
+        return [await run.step(number, 1), await run.step(number, 2)]
+
+    async def patched(run: Run) -> list[int]:
+        counted = [await run.step(number, 0)] if run.patched("from zero") else []
+        counted.append(await run.step(number, 1))
+        if run.patched("by halves"):
+            counted.append(await run.step(number, 15))
+        return [*counted, await run.step(number, 2)]
+
+    patched.__name__ = patched.__qualname__ = counts.name
+    after = program(patched)
+    assert await recorded(counts, journal, "old") == [1, 2]
+    rebuild.replay(after, "old", read_all(journal, "old"))
+    assert await recorded(after, journal, "new") == [0, 1, 15, 2]
+    first = next(event.seq for event in read_all(journal, "old") if event.kind == "step_recorded")
+    with died_at(journal, "old", first) as left:
+        assert (await refold.resume(after, journal=left, thread="old")).output == [1, 15, 2]
+        rebuild.replay(after, "old", read_all(left, "old"))

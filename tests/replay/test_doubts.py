@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import refold
 from golden import corpus
+from msgspec import Raw
 from refold import Journal, Run, ToolContext, ToolError, answers, program, tool
 from refold.journal import export
 from refold.replay import rebuild
 from refold.replay.fork import fork
+from refold.replay.inbox import Resolution, encode_message
 from refold.replay.interpreter import Interpreter
 from refold.replay.live import Limits
 from refold.replay.recording import Policy
@@ -98,6 +100,23 @@ async def test_of_two_doubts_that_a_cancelled_run_left_a_resolution_settles_its_
 
     assert waiting(held) == [("r2/1", "waits for approval")]
     assert waiting(free) == [("r3/1", "in doubt")], "it has begun"
+
+
+async def test_a_word_on_another_attempt_settles_no_doubt_that_a_cancelled_run_left(journal: Journal) -> None:
+    @program
+    async def late(run: Run) -> list[Any]:
+        return await run.gather(run.sleep(0), *(run.tool(pay, "kim") for _ in range(2)))
+
+    parked = await refold.run(late, journal=journal, thread="t")
+    (one, _), *_ = [each for each in waiting(parked) if each[1] == "in doubt"]
+    answers.cancel(journal, "t")
+    await refold.resume(late, journal=journal, thread="t")
+    kind, body = encode_message(Resolution(one, 7, "returned", Raw(b'"paid"')))
+    journal.send("t", key="by hand", kind=kind, body=body)
+    await refold.run(once, journal=journal, thread="t", wait=False)
+
+    assert "tool_resolved" not in [event.kind for event in read_all(journal, "t")]
+    assert journal.inbox("t") == []
 
 
 async def test_an_unknown_effect_that_a_fork_takes_from_its_origin_holds_an_identical_call(
