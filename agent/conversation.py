@@ -6,6 +6,7 @@ Each tool call of an assistant message is answered by exactly one tool message, 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -100,10 +101,15 @@ class _ToolCall(Struct, gc=False):
 
 class _Calls(Struct, gc=False):
     tool_calls: list[_ToolCall] | UnsetType | None = UNSET
+
+
+class _Content(Struct, gc=False):
     content: Raw = ev.NULL
 
 
 _read_calls = msgspec.json.Decoder(_Calls).decode
+_read_content = msgspec.json.Decoder(_Content).decode
+_is_tool_name = functools.lru_cache(256)(TOOL_NAME.fullmatch)
 
 
 def _sound_calls(response: Response) -> tuple[CallRequest, ...] | None:
@@ -111,17 +117,16 @@ def _sound_calls(response: Response) -> tuple[CallRequest, ...] | None:
     if codec.may_have_tags(response.raw):
         return None
     try:
-        read = _read_calls(response.raw)
+        asked = _read_calls(response.raw).tool_calls
     except msgspec.DecodeError:
         return None
-    asked = read.tool_calls
     if not asked:
-        return () if asked is UNSET and bytes(read.content) != _NULL else None
+        return () if asked is UNSET and bytes(_read_content(response.raw).content) != _NULL else None
     calls: list[CallRequest] = []
     for each in asked:
         name, text = each.function.name, each.function.arguments
         arguments = parse_arguments(text)
-        if type(arguments) is not dict or not each.id or not TOOL_NAME.fullmatch(name):
+        if type(arguments) is not dict or not each.id or not _is_tool_name(name):
             return None
         # No arguments at all may be blank text, which no provider takes back.
         if not arguments and "{" not in text:
@@ -138,7 +143,7 @@ def _read_call(raw: Any, position: int, call_id: str, seen: set[str]) -> tuple[C
     function = function if isinstance(function, dict) else {}
     name = function.get("name")
     name = name if isinstance(name, str) and name else "unnamed"
-    told = name if TOOL_NAME.fullmatch(name) else _NOT_IN_NAMES.sub("_", name)[:TOOL_NAME_CHARACTERS_MAX]
+    told = name if _is_tool_name(name) else _NOT_IN_NAMES.sub("_", name)[:TOOL_NAME_CHARACTERS_MAX]
     given = source.get("id")
     unique = given if isinstance(given, str) and given and given not in seen and is_unicode(given) else None
     identity = unique or f"call_{call_id.replace('/', '_').replace('.', '_')}_{position + 1}"

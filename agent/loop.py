@@ -48,12 +48,14 @@ async def run_loop(spec: LoopSpec, run: Run, value: Any) -> Any:
     conversation.add_item(user_item(value, run.run_id))
     # The limits it began with, whatever they are by now: what is recorded must not depend on a later one.
     spent, misfits = Spent(spec.name, Budget.of_run(run.definition)), 0
-    max_steps = int(run.definition.get("max_steps", spec.max_steps))
+    again, max_steps = spent.again(run), int(run.definition.get("max_steps", spec.max_steps))
     for _ in range(max_steps):
         spent.check(run)
         messages = preamble + spec.history(conversation) if spec.history else conversation
         try:
-            response: Response = await _asked(spec, run, messages, models[0], spent)
+            response: Response = await run.model(
+                messages=messages, params=models[0], in_doubt=spec.in_doubt, again=again
+            )
         except ModelError as error:
             response = await _fall_back(spec, run, messages, models, error, spent)
         spent.add(response)
@@ -94,18 +96,15 @@ async def _fall_back(
         del models[0]
         spent.check(run)
         try:
-            response: Response = await _asked(spec, run, messages, models[0], spent)
+            response: Response = await run.model(
+                messages=messages, params=models[0], in_doubt=spec.in_doubt, again=spent.again(run)
+            )
         except ModelError as another:
             error = another
         else:
             return response
     spent.check(run)
     raise error
-
-
-def _asked(spec: LoopSpec, run: Run, messages: Messages, params: Params, spent: Spent) -> Ask:
-    """Asks a model, again too, as long as the budget lasts."""
-    return run.model(messages=messages, params=params, in_doubt=spec.in_doubt, again=spent.again(run))
 
 
 class _Missing:
