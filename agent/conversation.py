@@ -28,6 +28,7 @@ from .signature import TOOL_NAME, TOOL_NAME_CHARACTERS_MAX
 INTERRUPTED = codec.canonical(
     "The call was interrupted; it may or may not have happened. Do not repeat it without checking."
 )
+NOT_MADE = codec.canonical("The call was not made; nothing of it happened.")
 
 _QUOTE, _BACKSLASH = b'"\\'
 _NULL = bytes(ev.NULL)
@@ -235,7 +236,7 @@ class _Slot(Struct):
 
     id: str
     call: str
-    content: bytes = INTERRUPTED
+    content: bytes = NOT_MADE
     closed: bool = False
 
 
@@ -269,7 +270,7 @@ class Conversation(Struct):
             yield entry if isinstance(entry, Item) else result_item(entry.id, entry.call, entry.content)
 
     def _run_started(self, body: ev.RunStarted) -> None:
-        self.told.update(call for call, slot in self.slots.items() if not slot.closed)
+        self.told.update(call for call, slot in self.slots.items() if slot.content is INTERRUPTED)
         self.entries.append(user_item(codec.decode(body.input), body.run))
 
     def _model_responded(self, body: ev.ModelResponded) -> None:
@@ -291,6 +292,9 @@ class Conversation(Struct):
             self.slots[slot.call] = slot
             self.entries.append(slot)
 
+    def _started(self, body: ev.ToolStarted) -> None:
+        self._leave_open(body.call, INTERRUPTED)
+
     def _ended(self, body: ev.ToolReturned | ev.ToolFailed | ev.ApprovalGiven) -> None:
         content = outcome_content(body)
         if content is not None:
@@ -301,6 +305,7 @@ class Conversation(Struct):
         if content is None:
             content = failure_content("the call was interrupted and did not happen.", "none")
             if body.call not in self.told:
+                self._leave_open(body.call, NOT_MADE)
                 return
         if body.call in self.told:
             interrupted = self.slots[body.call].id
@@ -309,6 +314,12 @@ class Conversation(Struct):
             self.entries.append(Item(data))
         else:
             self._close(body.call, content)
+
+    def _leave_open(self, call: str, content: bytes) -> None:
+        """What is to be said if nothing more becomes known of a call."""
+        slot = self.slots.get(call)
+        if slot is not None and not slot.closed:
+            slot.content = content
 
     def _close(self, call: str, content: bytes) -> None:
         slot = self.slots.get(call)
@@ -319,6 +330,7 @@ class Conversation(Struct):
 _HANDLERS: dict[type, Callable[[Conversation, Any], None]] = {
     ev.RunStarted: Conversation._run_started,
     ev.ModelResponded: Conversation._model_responded,
+    ev.ToolStarted: Conversation._started,
     ev.ToolResolved: Conversation._resolved,
     ev.ToolReturned: Conversation._ended,
     ev.ToolFailed: Conversation._ended,

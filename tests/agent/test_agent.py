@@ -239,6 +239,29 @@ async def test_superseding_closes_what_is_open_and_a_later_resolution_reaches_th
     check(agent, journal, "t")
 
 
+async def test_of_a_call_that_nobody_allowed_the_next_run_is_told_that_it_was_not_made(
+    journal: Journal,
+) -> None:
+    """It had not begun: the model need not fear that it may have happened."""
+
+    @tool(approval=True)
+    async def wire(amount: int) -> str:
+        """Wire money."""
+        refunds.append(amount)
+        return "wired"
+
+    model = ScriptedModel([call("wire", amount=5), "as you wish"])
+    agent = Agent("support", model=model, tools=[wire])
+    waiting = await agent.run("wire 5", journal=journal, thread="t", wait=False)
+    assert waiting.status == "waiting"
+    await agent.run("never mind", journal=journal, thread="t", supersede=True)
+
+    told = list(model.requests[-1]["messages"])[2]["content"]
+    assert told == "The call was not made; nothing of it happened."
+    assert refunds == []
+    check(agent, journal, "t")
+
+
 async def test_of_a_cancelled_run_only_what_had_begun_is_pending(journal: Journal) -> None:
     """Nobody can approve a call of a run that is over."""
 
