@@ -115,10 +115,10 @@ class Interpreter:
         """The pending call at that path."""
         return self.machine.pending.get(self._prefix + path)
 
-    def next_tool(self) -> Call | None:
-        """The tool call to start now: the first one asked, if a slot is free."""
-        if self._unstarted and len(self._running) < self.program.concurrency:
-            return next(iter(self._unstarted.values()))
+    def next_tool(self, again: Call | None = None) -> Call | None:
+        """The tool call to start now, if a slot is free: the first one asked, or else *again*."""
+        if (self._unstarted or again) and len(self._running) < self.program.concurrency:
+            return next(iter(self._unstarted.values()), again)
         return None
 
     def tenure_over(self) -> None:

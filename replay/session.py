@@ -84,6 +84,7 @@ class Session:
         self._base = head
         self._aside = Aside()
         self._refused: list[Call] = []
+        self._want_slots: list[str] = []
         self._unmatched = False
         self._looked_up: dict[str, str] = {}
         self._stopping: str | None = None
@@ -177,7 +178,9 @@ class Session:
         if self.error is not None or call is None or not self._gate.over(path, attempt):
             return False
         if self._stepper.halted is not None:
-            self._record_unstepped(call, completion)
+            # The program cannot be stepped; what a call that may act came to is recorded all the same.
+            if isinstance(call.command, ToolCall) or call.phase is Phase.STARTED:
+                self._stepper.record(self._made(call, completion))
         elif completion.begun or call.phase is Phase.STARTED:
             self._outcome(call, completion)
         self._go_on()
@@ -189,10 +192,9 @@ class Session:
 
     def committed(self, path: str, attempt: int, body: ev.EventBody) -> None:
         """A transactional tool is over, and *body* that records it is in the log already."""
-        if not self._gate.over(path, attempt) or self.error is not None:
-            return
-        self._follow(self._stepper.adopt(body))
-        self._go_on()
+        if self._gate.over(path, attempt) and self.error is None:
+            self._follow(self._stepper.adopt(body))
+            self._go_on()
 
     def reconciled(self, path: str, attempt: int, verdict: Reconciled) -> None:
         """The outside world has said what it knows of an attempt in doubt."""
@@ -215,7 +217,7 @@ class Session:
         self.mail.remember(messages)
         if self._gate.alone is not None:
             self._unmatched = True
-            if self._asked_to_cancel() is not None:
+            if self.mail.cancellation(self.interpreter, self.holds, at=self._at()) is not None:
                 self._order(self._cancel_if_asked, self._policy.cancel_grace_s)
         elif self._stepper.halted is None and self.error is None:
             self._match_messages()
@@ -237,9 +239,8 @@ class Session:
             self._give_up()
         self._keep_deadline()
         for call in self._pending():
-            if self._over():
-                break
-            self._strike(call, now)
+            if not self._over():
+                self._strike(call, now)
         if not self._over():
             # What waited for the end of a hold can be taken now.
             self._unmatched = self._unmatched or bool(self.holds)
@@ -274,8 +275,7 @@ class Session:
     def _begin(self, call: Call) -> None:
         if not self._may_begin():
             return
-        command = call.command
-        match command:
+        match command := call.command:
             case ModelCall() if command.in_doubt is None:
                 self._gate.hold(self._base, call)
             case StepCall():
@@ -283,7 +283,7 @@ class Session:
             case ToolCall() if call.phase is Phase.ASKED:
                 return  # it is started when there is a free slot
             case ModelCall() | ToolCall() if call.phase in (Phase.ASKED, Phase.BACKOFF):
-                self._start(call)
+                self._try(call)
             case ToolCall() if call.phase is Phase.REFUSED:
                 self._refused.append(call)
             case _ if begun := beginning(call, at=self._outbox.last_at, now_us=self._host.now_us()):
@@ -294,6 +294,17 @@ class Session:
     def _fill(self) -> None:
         """Start tools while there are free slots."""
         while (call := self.interpreter.next_tool()) is not None and self._may_begin():
+            self._start(call)
+        if self._want_slots and self._may_begin():
+            paths, self._want_slots = dict.fromkeys(self._want_slots), []
+            for call in filter(None, map(self.interpreter.at, paths)):
+                self._strike(call, self._host.now_us())
+
+    def _try(self, call: Call) -> None:
+        """Start an attempt, one more of a tool when a slot is free."""
+        if isinstance(call.command, ToolCall) and self.interpreter.next_tool(call) is not call:
+            self._want_slots.append(call.path)
+        else:
             self._start(call)
 
     def _start(self, call: Call) -> None:
@@ -344,18 +355,12 @@ class Session:
             return
         if (until := self.holds.until(call)) is not None:
             self.alarms.wake_at(until)
-            return
-        if policy == "retry":
-            self._start(call)
+        elif policy == "retry":
+            self._try(call)
         elif policy == "reconcile" and not self._gate.holds(call):
             self._gate.reconcile(call)
         elif policy == "tell_model":
             self._emit(told(call, at=self._at()))
-
-    def _record_unstepped(self, call: Call, completion: Completion) -> None:
-        """After a halt the program cannot be stepped; what a call that may act came to is recorded all the same."""
-        if isinstance(call.command, ToolCall) or call.phase is Phase.STARTED:
-            self._stepper.record(self._made(call, completion))
 
     # Messages
 
@@ -370,11 +375,9 @@ class Session:
         self._aside.order(step)
         self.alarms.set_grace(grace_s, self._host.now_us())
 
-    def _asked_to_cancel(self) -> tuple[ev.CancelRequested, int] | None:
-        return self.mail.cancellation(self.interpreter, self.holds, at=self._at())
-
     def _cancel_if_asked(self) -> None:
-        if not (self._over() or self.leaving()) and (wish := self._asked_to_cancel()) is not None:
+        wish = self.mail.cancellation(self.interpreter, self.holds, at=self._at())
+        if wish is not None and not (self._over() or self.leaving()):
             self._cancel(*wish)
 
     def _cancel(self, body: ev.CancelRequested, message_id: int | None = None) -> None:

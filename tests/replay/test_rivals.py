@@ -335,8 +335,9 @@ async def test_a_store_that_goes_away_just_before_a_call_makes_no_failure_of_it(
             return result
 
         def renew(self, thread: str, *, fence: int, ttl_s: float) -> bool:
-            if away and threading.current_thread().name != "refold-renewer":
-                away.pop()
+            if away:
+                if threading.current_thread().name != "refold-renewer":
+                    away.pop()
                 raise StoreUnavailable("the server is away")
             return super().renew(thread, fence=fence, ttl_s=ttl_s)
 

@@ -129,7 +129,12 @@ def that_a_call_did_not_happen_is_taken_while_it_may_yet(match: Any) -> Any:
 
 @mutant(Interpreter, "next_tool", "calls_are_paired", (DOUBTS, 0, ""))
 def tools_are_started_whether_or_not_there_is_a_free_slot(next_tool: Any) -> Any:
-    return lambda self: next(iter(self._unstarted.values()), None)
+    return lambda self, again=None: next(iter(self._unstarted.values()), again)
+
+
+@mutant(Session, "_try", "calls_are_paired", (DOUBTS, {"w1.append": "interrupt", "w2.append#2": "ghost"}))
+def what_is_tried_again_waits_for_no_free_slot(_: Any) -> Any:
+    return lambda self, call: self._start(call)
 
 
 @mutant(recording, "_tool_outcome", "failures_are_followed_by_the_rules", (STUBBORN, 0, ""))

@@ -51,6 +51,8 @@ HISTORIES = [
     ("AGAIN", {"w1.append#6": "supersede"}),
     # Somebody said too soon that a call had not happened; that it had after all its worker could not say any more.
     ("BRINK", {"w1.tool 1": "rival", "w2.append.answer": "early"}),
+    # Calls that were tried again took no free slot but one of their own: three tools ran where two may.
+    ("DOUBTS", {"w1.append": "interrupt", "w2.append#2": "ghost"}),
 ]
 
 
