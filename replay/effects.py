@@ -402,7 +402,7 @@ class Effects:
         )
         if completion.timed_out:
             self._timed_out.add((call.id, attempt))
-        if not self._complete(call, attempt, timed) and completion.begun and not completion.timed_out:
+        if not self._complete(call, attempt, timed) and not completion.timed_out:
             self.send_late(call, attempt, timed)
 
     def timeout_of(self, call: Call) -> float:

@@ -210,7 +210,7 @@ def verdict_event(call: Call, verdict: Reconciled, *, at: int) -> ev.ToolResolve
 
 def late_resolution(call: Call, attempt: int, completion: Completion) -> Resolution | None:
     """What the outcome of a tool that was given up tells whoever holds the thread now; None if it tells nothing."""
-    if not isinstance(call.command, ToolCall):
+    if not isinstance(call.command, ToolCall) or not completion.begun:
         return None
     error = completion.error
     if error is None:

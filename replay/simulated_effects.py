@@ -63,6 +63,10 @@ class Effects:
         self._enter = enter
         self._fail = fail
         self._transaction: Transaction | None = None
+        self._alone = ""
+        """Path of the transactional tool under way."""
+        self._beside: list[tuple[Call, int, Completion]] = []
+        """Outcomes that wait for its end to be recorded."""
         self._abandoned: set[tuple[str, int]] = set()
         self._timed_out: set[tuple[str, int]] = set()
 
@@ -101,9 +105,11 @@ class Effects:
                 )
 
         def tell(body: Any) -> None:
+            self._alone_no_more()
             if not self.over:
                 self._enter(lambda: session.committed(call.path, attempt, body))
 
+        self._alone = call.path
         transaction = self._transaction = Transaction(
             self._process,
             self._tenure,
@@ -249,11 +255,26 @@ class Effects:
             self._timed_out.add((call.id, attempt))
 
         def arrive(fault: str) -> None:
+            if call.path == self._alone:
+                self._alone_no_more()
+            waits = bool(self._alone)
             taken = not self.over and self._enter(lambda: self._session.completed(call.path, attempt, done))
+            if taken and waits:
+                self._beside.append((call, attempt, done))
             if not taken and not done.timed_out:
                 self._send_late(call, attempt, done)
 
         self._process.do("outcome", f"outcome {call.path}", LATENCY_US["outcome"], arrive)
+
+    def leave(self) -> None:
+        """Nobody waits for the transaction any more: whoever takes the run up finds what waited in the inbox."""
+        self.over = True
+        for call, attempt, done in self._beside:
+            self._send_late(call, attempt, done)
+
+    def _alone_no_more(self) -> None:
+        self._alone = ""
+        self._beside.clear()
 
     def _send_late(self, call: Call, attempt: int, done: Completion) -> None:
         if not isinstance(call.command, ToolCall) or call.command.tool.stoppable:

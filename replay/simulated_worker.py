@@ -384,7 +384,7 @@ class Worker(Process):
     def _over(self, session: Session, effects: Effects) -> None:
         thread = self._thread
         assert thread is not None
-        effects.over = True
+        effects.leave()
         self._leaving = False
         session.interpreter.machine.close()
         if session.error is not None:

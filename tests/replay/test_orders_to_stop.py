@@ -22,9 +22,11 @@ from refold.agent.programs import runner
 from refold.journal.envelope import NewEvent
 from refold.journal.store import ThreadState
 from refold.replay import answers, rebuild
+from refold.replay.branch import Branch
+from refold.replay.commands import Call, ToolCall
 from refold.replay.events import EventBody, ToolStarted
 from refold.replay.live import Limits
-from refold.replay.recording import Policy
+from refold.replay.recording import Completion, Policy, late_resolution
 from refold.replay.runner import read_all
 
 CANCEL_REQUEST = (80877102).to_bytes(4, "big")
@@ -465,6 +467,20 @@ async def test_an_attempt_that_waits_for_an_earlier_one_does_not_begin_after_an_
 
     assert (left, begun) == (run.expected, [1])
     assert kinds(memory)[4:] == ["tool_started", run.ending[0], "tool_resolved", *run.ending[1:]]
+
+
+async def test_of_an_attempt_that_did_not_begin_the_next_holder_is_not_told_that_it_returned() -> None:
+    """It may have waited beside a transaction when its worker lost the thread."""
+
+    @tool
+    async def pay() -> int:
+        """Pay."""
+        return 1
+
+    call = Call("1", "r1/1", ToolCall(pay, b"{}"), Branch(None, "", None, 0, None))
+
+    assert late_resolution(call, 1, Completion(begun=False)) is None
+    assert late_resolution(call, 1, Completion(value=1)) is not None
 
 
 def leaving_at_once(journal: Journal, program: Any, seq: int) -> Any:

@@ -53,6 +53,8 @@ HISTORIES = [
     ("BRINK", {"w1.tool 1": "rival", "w2.append.answer": "early"}),
     # Calls that were tried again took no free slot but one of their own: three tools ran where two may.
     ("DOUBTS", {"w1.append": "interrupt", "w2.append#2": "ghost"}),
+    # Said not to have happened while a robbed worker was still at it: what that came to beside a transaction was lost.
+    ("AGAIN", {"w1.append.answer#4": "rival", "w1.tool 1.2.1#2": "early"}),
 ]
 
 
