@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -11,7 +12,7 @@ from refold.replay import matching, opening, recording, session
 from refold.replay.commands import Call, Command, ModelCall, Phase, ToolCall
 from refold.replay.events import ToolFailed
 from refold.replay.holds import LATE_S, Holds
-from refold.replay.inbox import Approval, Resolution, decode_message, encode_message
+from refold.replay.inbox import Approval, Content, Resolution, decode_message, encode_message
 from refold.replay.interpreter import Interpreter
 from refold.replay.machine import Machine
 from refold.replay.recording import Completion
@@ -90,41 +91,41 @@ def what_may_not_run_twice_is_tried_again(tool_outcome: Any) -> Any:
     return eager
 
 
-@mutant(matching, "match", "answers_go_where_they_are_meant every_run_ends", (ASKS, 1, "slow"))
-def an_answer_goes_to_the_first_call_that_waits_for_one(match: Any) -> Any:
-    def careless(message: Message, interpreter: Interpreter, holds: Holds, *, at: int) -> Any:
-        content = decode_message(message)
-        asking = [call.id for call in interpreter.pending.values() if call.phase is Phase.ASKING]
-        if isinstance(content, Approval) and asking:
-            _, body = encode_message(structs.replace(content, call=asking[0]))
-            message = structs.replace(message, body=body)
+def _rewording(match: Any, reword: Callable[[Content, Interpreter], Content]) -> Any:
+    """Matches every message as if it said what *reword* makes of it."""
+
+    def reworded(message: Message, interpreter: Interpreter, holds: Holds, *, at: int) -> Any:
+        said = decode_message(message)
+        if said is not None and (other := reword(said, interpreter)) is not said:
+            message = structs.replace(message, body=encode_message(other)[1])
         return match(message, interpreter, holds, at=at)
 
-    return careless
+    return reworded
+
+
+@mutant(matching, "match", "answers_go_where_they_are_meant every_run_ends", (ASKS, 1, "slow"))
+def an_answer_goes_to_the_first_call_that_waits_for_one(match: Any) -> Any:
+    def careless(said: Content, interpreter: Interpreter) -> Content:
+        asking = [call.id for call in interpreter.pending.values() if call.phase is Phase.ASKING]
+        return structs.replace(said, call=asking[0]) if isinstance(said, Approval) and asking else said
+
+    return _rewording(match, careless)
 
 
 @mutant(matching, "match", "answers_go_where_they_are_meant", (ASKS, 0, ""))
 def a_denial_counts_as_a_yes(match: Any) -> Any:
-    def deaf(message: Message, interpreter: Interpreter, holds: Holds, *, at: int) -> Any:
-        content = decode_message(message)
-        if isinstance(content, Approval):
-            _, body = encode_message(structs.replace(content, approved=True))
-            message = structs.replace(message, body=body)
-        return match(message, interpreter, holds, at=at)
+    def deaf(said: Content, interpreter: Interpreter) -> Content:
+        return structs.replace(said, approved=True) if isinstance(said, Approval) else said
 
-    return deaf
+    return _rewording(match, deaf)
 
 
 @mutant(matching, "match", "unsafe_tools_act_once results_tell_the_truth", (BRINK, 2, "rival early"))
 def that_a_call_did_not_happen_is_taken_while_it_may_yet(match: Any) -> Any:
-    def hasty(message: Message, interpreter: Interpreter, holds: Holds, *, at: int) -> Any:
-        content = decode_message(message)
-        if isinstance(content, Resolution):
-            _, body = encode_message(structs.replace(content, forced=True))
-            message = structs.replace(message, body=body)
-        return match(message, interpreter, holds, at=at)
+    def hasty(said: Content, interpreter: Interpreter) -> Content:
+        return structs.replace(said, forced=True) if isinstance(said, Resolution) else said
 
-    return hasty
+    return _rewording(match, hasty)
 
 
 @mutant(Interpreter, "next_tool", "calls_are_paired", (DOUBTS, 0, ""))
