@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import refold
 from died import died_at
+from left_running import leave_running, sending_from_now_on
 from refold import Agent, Journal, ModelReply, Run, ScriptedModel, ToolContext, ToolError, program, tool
 from refold.agent.conversation import conversation
 from refold.agent.scripted import call, say
 from refold.replay import answers, rebuild
-from refold.replay.live import Limits
 from refold.replay.runner import read_all
 
 
@@ -178,21 +178,8 @@ async def test_a_tool_that_outlives_its_cancelled_run_cannot_write_to_the_log(jo
     async def waits(run: Run) -> str:
         return await run.tool(slow)
 
-    offered = threading.Event()
-    send = journal.store.send
-
-    def sending(*args: Any, **options: Any) -> Any:
-        sent = send(*args, **options)
-        offered.set()
-        return sent
-
-    journal.store.send = sending  # type: ignore[method-assign]
-    limits = Limits(leave_grace_s=0.01, poll_s=0.01)
-    task = asyncio.create_task(refold.run(waits, journal=journal, thread="t", limits=limits))
-    await asyncio.to_thread(entered.wait, 10)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    offered = sending_from_now_on(journal)
+    await leave_running(waits, journal, entered)
     head = journal.info("t").head
     leave.set()
     await asyncio.to_thread(offered.wait, 10)

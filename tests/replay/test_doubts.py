@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import refold
 from golden import corpus
+from left_running import leave_running, sending_from_now_on
 from msgspec import Raw
 from refold import Journal, Run, ToolContext, ToolError, answers, program, tool
 from refold.journal import export
@@ -19,7 +20,6 @@ from refold.replay import rebuild
 from refold.replay.fork import fork
 from refold.replay.inbox import Resolution, encode_message
 from refold.replay.interpreter import Interpreter
-from refold.replay.live import Limits
 from refold.replay.recording import Policy
 from refold.replay.runner import read_all
 
@@ -227,7 +227,7 @@ async def test_a_thread_in_which_a_call_like_a_doubtful_one_began_without_a_yes_
 
 async def test_what_somebody_said_too_soon_keeps_out_no_result_of_the_call_itself(journal: Journal) -> None:
     """That it did not happen was true when it was said; the tool that was left running acted after that."""
-    entered, leave, offered = threading.Event(), threading.Event(), threading.Event()
+    entered, leave = threading.Event(), threading.Event()
     acted: list[int] = []
 
     @tool(timeout_s=60.0)
@@ -242,22 +242,10 @@ async def test_what_somebody_said_too_soon_keeps_out_no_result_of_the_call_itsel
     async def ships(run: Run) -> str:
         return str(await run.tool(ship))
 
-    send = journal.store.send
-
-    def sending(*asked: Any, **message: Any) -> Any:
-        sent = send(*asked, **message)
-        offered.set()
-        return sent
-
-    limits = Limits(leave_grace_s=0.01, poll_s=0.01)
-    task = asyncio.create_task(refold.run(ships, journal=journal, thread="t", limits=limits))
-    await asyncio.to_thread(entered.wait, 10)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await leave_running(ships, journal, entered)
     assert answers.resolve(journal, "t", "r1/1", did_not_happen=True).later
 
-    journal.store.send = sending  # type: ignore[method-assign]
+    offered = sending_from_now_on(journal)
     leave.set()
     assert await asyncio.to_thread(offered.wait, 10)
     with pytest.raises(refold.NotPending, match="already answered"):
